@@ -94,7 +94,8 @@ def find_corpus(
         if not prefixes:
             raise CorpusError(f"{folder} has no {part} text for {src}-{tgt}: {EXPECTED}; {listing}")
         if len(prefixes) > 1 and part != "test":
-            raise CorpusError(f"{folder} has several {part} texts, {prefixes}: choose with `{part}_prefix`")
+            how = f"keep one, or name it to lightconv prepare parallel --{part}-prefix"
+            raise CorpusError(f"{folder} has several {part} texts, {prefixes}: {how}")
         return prefixes
 
     return Corpus(

@@ -31,6 +31,7 @@ from lightconv_plugin.text import moses
 from lightconv_plugin.text.recipe import Recipe, moses_rules
 from lightconv_plugin.text.segmenters import SEGMENTERS, segmented
 
+AS_TOKENS = "lightconv prepare parallel --tokenizer none"  # of the commands that read text, only this has the option
 COPIES = 8  # copies of the training text with BPE-dropout
 MULTI30K_TESTS = ("test_2016_flickr", "test_2017_flickr", "test_2017_mscoco")
 SMOKE_SIZES = {"train": 600, "valid": 40, "test": 40}  # sentence pairs
@@ -51,7 +52,7 @@ def recipe(options: Options, lang: str, keep_last: bool) -> Recipe:
         rules = moses_rules(lang)
     except ValueError as error:
         if options.tokenizer != "done":
-            raise CorpusError(str(error)) from None
+            raise CorpusError(f"{error}: give tokenised text to {AS_TOKENS}") from None
         rules = "en"
     if options.tokenizer == "done":  # with case
         return usable(Recipe("moses", rules, lowercase="last" if options.lowercase else ""))
@@ -64,9 +65,9 @@ def usable(recipe: Recipe) -> Recipe:
     try:
         recipe.tokenise()
     except ValueError as error:
-        raise CorpusError(f"{error}: give tokenised text, and `tokenizer` none") from None
+        raise CorpusError(f"{error}: give tokenised text to {AS_TOKENS}") from None
     except RuntimeError as error:
-        raise InputError(f"{error} (or give text with spaces between its words, and `tokenizer` none)") from error
+        raise InputError(f"{error} (or give text with spaces between its words to {AS_TOKENS})") from error
     return recipe
 
 

@@ -91,7 +91,7 @@ def test_further_test_sets_take_fairseqs_names(folder):
         (("train.en", "train.de", "test.en", "test.de"), {}, "no valid text for en-de.*expected.*found: test.de"),
         (("train.en", "train.de", "dev.en", "dev.de"), {}, "no test text for en-de"),
         (("train.en", "train.de", "dev.en", "dev.de", "test1.en", "test1.de"), {}, r"and test\.XX or test_\*\.XX,"),
-        ((*PLAIN, "val.en", "val.de"), {}, r"several valid texts, \['val', 'valid'\]: choose with `valid_prefix`"),
+        ((*PLAIN, "val.en", "val.de"), {}, r"several valid texts, \['val', 'valid'\]: keep one, or .* --valid-prefix$"),
         (PLAIN, {"src": "en", "tgt": "fr"}, "no train text for en-fr"),
         (PLAIN, {"src": "de", "tgt": "de"}, "both 'de'"),
     ],

@@ -252,7 +252,7 @@ def test_japanese_without_its_segmenter_is_one_clear_line(monkeypatch, tmp_path)
     for path in folder.glob("*.de"):
         path.rename(path.with_suffix(".ja"))
     monkeypatch.setitem(sys.modules, "sudachipy", None)
-    with pytest.raises(InputError, match=r"^Japanese is segmented by sudachipy, .* and --tokenizer none\)$"):
+    with pytest.raises(InputError, match=r"^Japanese is segmented by sudachipy, .* parallel --tokenizer none\)$"):
         tasks.prepare("parallel", ["--data", str(folder), "--src", "ja", "--tgt", "en", "--out", str(tmp_path / "out")])
     assert not (tmp_path / "out").exists()
 
@@ -433,6 +433,7 @@ def test_a_language_that_moses_does_not_know(text, tmp_path):
             shutil.copy(text / f"{split}.{lang}", folder / f"{split}.{name}")
     done = prepare(tmp_path, "parallel", "--data", folder, "--out", tmp_path / "out", *SMALL)
     assert done.returncode == 2 and "Moses has no rules for the language 'qq'; it has as, " in done.stderr
+    assert done.stderr.endswith("zh: give tokenised text to lightconv prepare parallel --tokenizer none\n")
     assert not (tmp_path / "out").exists()
     done = prepare(tmp_path, "parallel", "--data", folder, "--out", tmp_path / "out", "--tokenizer", "none", *SMALL)
     assert done.returncode == 0, done.stderr

@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 import lightconv_plugin.report
+from lightconv_plugin.cli.main import main
 from lightconv_plugin.errors import InputError
 from lightconv_plugin.recipes.demo import run
 from lightconv_plugin.recipes.demo.results import Result, write_report
@@ -86,6 +87,25 @@ def test_interrupted_continued_and_reused(corpus, environment, tmp_path):
     assert again.stderr.count("trained and scored before") == 2 and "training" not in again.stderr
     assert (work / "report.html").stat().st_mtime_ns == made
     assert time.monotonic() - start < 15
+
+
+@pytest.mark.parametrize(
+    "renamed, advice",
+    [
+        ({"de": "ca"}, "--tokenizer none"),
+        ({"de": "tr"}, "--tokenizer none"),
+        ({"test": "train_2"}, "--train-prefix"),
+    ],
+    ids=["no-tokeniser", "no-rules", "several-texts"],
+)
+def test_what_the_demo_has_no_option_for_has_a_command(renamed, advice, tmp_path, capsys):
+    folder = write_parts(tmp_path / "text", ("train", "dev", "test"), (60, 5, 5))
+    for path in folder.iterdir():
+        part, lang = path.name.split(".")
+        path.rename(folder / f"{renamed.get(part, part)}.{renamed.get(lang, lang)}")
+    assert main(["demo", str(folder), "--work", str(tmp_path / "work")]) == 2
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert said.endswith(f" lightconv prepare parallel {advice}") and "`" not in said
 
 
 def test_without_the_report_s_libraries_the_table_is_what_to_open(tmp_path, monkeypatch, capsys):
