@@ -4,13 +4,17 @@ import argparse
 import logging
 
 from lightconv_plugin.diagnostics.explain import DTYPES, OPERATORS, explain
+from lightconv_plugin.errors import InputError
 from lightconv_plugin.quiet import quietly
 
 
 def run(args: argparse.Namespace) -> int:
     if args.explain:
-        print(explain(tuple(args.explain), args.operator, args.dtype))
+        print(explain(tuple(args.explain), args.operator or "dynamicconv", args.dtype or "float32"))
         return 0
+    for name in ("operator", "dtype"):
+        if getattr(args, name):
+            raise InputError(f"--{name} belongs to --explain: give both or neither")
     from lightconv_plugin.diagnostics.checks import examine
 
     # fairseq and its dependencies log a lot during import; the findings have everything that matters.
@@ -37,7 +41,5 @@ def add_parser(commands) -> None:
         help="print only which path a full pass of an operator takes through the kernels, and why not those before it: "
         "T time steps, a batch of B, C channels, H heads, filters of K taps (talkconv: windows of K rows)",
     )
-    parser.add_argument(
-        "--operator", choices=OPERATORS, default="dynamicconv", help="for --explain; default: dynamicconv"
-    )
-    parser.add_argument("--dtype", choices=DTYPES, default="float32", help="for --explain; default: float32")
+    parser.add_argument("--operator", choices=OPERATORS, help="for --explain; default: dynamicconv")
+    parser.add_argument("--dtype", choices=DTYPES, help="for --explain; default: float32")

@@ -41,8 +41,8 @@ def run(args: argparse.Namespace) -> int:
         if getattr(args, name):
             raise InputError(f"`{name}` is for released models, such as {_RELEASED}dynamicconv.glu.wmt16.en-de")
     if args.table:
-        if args.config or args.seeds or args.smoke or args.rest:
-            raise InputError("--table takes no configuration, seeds or overrides: it only writes the table")
+        if args.config or args.seeds or args.smoke or args.rest or args.no_prepare or args.prepare_options:
+            raise InputError("--table takes no configuration, seeds, overrides or preparation: it only writes a table")
         return _write_table(args.results, args.runs)
     if args.smoke and (args.config or args.seeds):
         raise InputError("--smoke has its own configuration and seeds: remove CONFIG and --seeds")

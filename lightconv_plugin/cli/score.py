@@ -29,7 +29,7 @@ from lightconv_plugin.scoring.significance import SAMPLES
 TEXT_OPTIONS = ("gen", "sys", "ref", "remove_bpe", "speed")
 # The options of each metric.
 OPTIONS = {
-    "bleu": (*TEXT_OPTIONS, *BLEU_OPTIONS, "data", "against", "samples"),
+    "bleu": (*TEXT_OPTIONS, *BLEU_OPTIONS, "data", "subset", "against", "samples"),
     "rouge": (*TEXT_OPTIONS, *ROUGE_OPTIONS),
     "perplexity": ("log",),
 }
@@ -58,7 +58,7 @@ def _score_text(args: argparse.Namespace) -> tuple[Scored, dict[str, float | str
     """(the scores, what the log says of the search)."""
     how, warn = measuring(args, args.metric), warner("score")
     if args.data:
-        how = how.with_data(args.data, args.subset)
+        how = how.with_data(args.data, args.subset or "test")
     search: dict[str, float | str | None] = {}
     if args.gen:
         log = parse_gen_log(read_lines(args.gen), args.gen)
@@ -89,6 +89,8 @@ def _check_options(args: argparse.Namespace) -> None:
         raise InputError("give either --gen FILE or both --sys FILE and --ref FILE")
     if args.speed and not args.gen:
         raise InputError("--speed is read from the log of fairseq-generate: give it by --gen FILE")
+    if args.subset and not args.data:
+        raise InputError("--subset belongs to --data DATA_BIN: give both or neither")
     if args.samples and not args.against:
         raise InputError("--samples belongs to the test of --against FILE: give both or neither")
 
@@ -144,7 +146,7 @@ def add_parser(commands) -> None:
         "--data", type=Path, metavar="DATA_BIN",
         help="take language, raw references and case from this folder and the one above, unless given",
     )  # fmt: skip
-    corpus.add_argument("--subset", default="test", metavar="NAME", help="the subset of --data (default: %(default)s)")
+    corpus.add_argument("--subset", metavar="NAME", help="the subset of --data (default: test)")
     test = parser.add_argument_group("significance of a difference in BLEU and chrF")
     test.add_argument(
         "--against", type=Path, metavar="FILE",

@@ -86,6 +86,12 @@ def test_the_command(native, capsys):
     assert "lightconv, bfloat16, T = 9, B = 1, C = 8, H = 8, K = 3 (C/H = 1)\ncpu forward: depthwise (not walk: " in out
 
 
+@pytest.mark.parametrize("option, value", [("--operator", "talkconv"), ("--dtype", "float32")])
+def test_an_option_of_the_explanation_alone_is_refused(option, value, capsys):
+    assert main.main(["doctor", option, value]) == 2
+    assert capsys.readouterr().err == f"lightconv doctor: error: {option} belongs to --explain: give both or neither\n"
+
+
 @pytest.mark.parametrize(
     "sizes, message",
     [

@@ -55,6 +55,8 @@ WRONG = {
         ),
         ("x.yaml --seeds one", "argument --seeds: invalid int value: 'one'"),
         ("--table x.yaml", "--table takes no configuration"),
+        ("--table --no-prepare", "--table takes no configuration, seeds, overrides or preparation"),
+        ("--table --prepare-options=--icml17", "--table takes no configuration, seeds, overrides or preparation"),
         ("--smoke --seeds 1", "--smoke has its own configuration and seeds"),
         ("x.yaml --seeds 1 --fast", "unrecognized arguments: --fast"),
         ("x.yaml --seeds 1", "there is no configuration x.yaml"),

@@ -239,5 +239,7 @@ def test_data_without_the_subset(toy_data, files, tmp_path, capsys):
     options = [*map(str, files(["a"], ["a"]))]
     assert main.main(["score", *options, "--data", str(toy_data), "--subset", "dev"]) == 2
     assert "has no subset dev; it has test, train, valid" in capsys.readouterr().err
+    assert main.main(["score", *options, "--subset", "test"]) == 2
+    assert "--subset belongs to --data DATA_BIN: give both or neither" in capsys.readouterr().err
     assert main.main(["score", *options, "--data", str(tmp_path / "none")]) == 2
     assert "no folder" in capsys.readouterr().err
