@@ -6,6 +6,7 @@ The score of a setting is that of fairseq-generate and `lightconv score`, or of 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -162,6 +163,8 @@ def tune(
     translated: dict[tuple[int, float | None], Measure] = {}
     chances: dict[float | None, float] = {}
 
+    warn_once = cache(warn)  # of what is the same with every setting
+
     def score(number: int, penalty: float | None) -> float:
         if number not in paths:
             average_once(checkpoints[:number], path := save_dir / f"average{number}.pt", force=True)
@@ -173,7 +176,7 @@ def tune(
         searches.add(log.search or "fairseq's generator")
         if within:
             translated[number, penalty] = how.measures(log.hypotheses, log.references)[by]
-        return getattr(how.report(log.hypotheses, log.references, warn), by)
+        return getattr(how.report(log.hypotheses, log.references, warn_once), by)
 
     def as_good(setting: Setting, best: Setting) -> bool:
         ours, theirs = ({by: translated[one.average, one.lenpen]} for one in (setting, best))

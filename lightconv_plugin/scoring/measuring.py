@@ -183,8 +183,9 @@ def score(
     values, lines = asdict(report), report.lines()
     if against:
         theirs = read_other(against, references, how.check_decoded)
-        ours = how.measures(hypotheses, references)
-        other = replace(how, bpe=None).measures(theirs, list(map(how.joined, references)))
+        words = [[bleu.join_subwords(how.joined(line)) for line in lines] for lines in (hypotheses, references)]
+        plain = replace(how, bpe=None)  # the other system's subwords are joined, whatever they are
+        ours, other = plain.measures(*words), plain.measures(theirs, words[1])
         significance = compare(ours, other, str(against), samples or SAMPLES)
         values["against"] = significance.as_json()
         lines += significance.lines()

@@ -15,7 +15,7 @@ import pytest
 from lightconv_plugin.cli import main
 from lightconv_plugin.mixers import OUR_OPTIONS
 from lightconv_plugin.paths import configs_dir
-from lightconv_plugin.recipes.data.tasks import TASKS
+from lightconv_plugin.recipes.data.tasks import TASKS, parse, variant_of
 from lightconv_plugin.recipes.training.overrides import OPEN, expanded, get, given_values, setting
 from lightconv_plugin.recipes.training.plan import read_config
 from lightconv_plugin.released.models import find
@@ -230,6 +230,7 @@ def test_recipes_and_data_that_the_pages_name_exist():
     """A folder of runs/ has a configuration, and one of data/ a preparation, or a command writes it."""
     text = "\n".join(map(text_of, PAGES))
     made = set(re.findall(r"(?:save_dir=|--out )((?:runs|data)/[\w/]+)", text))
+    made |= {f"data/{variant_of('wmt17_zh_en', parse('wmt17_zh_en', ['--without-cwmt']))}"}
     made |= {f"data/{name}" for name in re.findall(r"--name (\w+)", text)}
     made |= {f"data/{task}" for task in TASKS} | {"data/TASK", "runs/TASK/SYSTEM/seedN", "runs/demo/grammar"}
     made |= set(re.findall(r"^ +data: (data/\w+)", "\n".join(map(Path.read_text, configs_dir().rglob("*.yaml"))), re.M))

@@ -47,6 +47,14 @@ def test_it_is_sacrebleus_paired_test(files, against, capsys):
     assert got["against"]["samples"] == 50 and got["against"]["file"].endswith("/other")
 
 
+def test_both_systems_are_compared_in_words(files, against, capsys):
+    """Whichever of them is still in subwords; the scores themselves are of the text as it is."""
+    cut = [[line.replace("e", "@@ e") for line in lines] for lines in (GOOD, REFERENCES)]
+    options = (*against(BAD), "--detok", "none", "--samples", "50")
+    plain, pieces = (as_json(capsys, *files(*given), *options) for given in ((GOOD, REFERENCES), cut))
+    assert pieces["against"] == plain["against"] and pieces["bleu_tok"] != plain["bleu_tok"]
+
+
 def test_the_other_keys_stay_as_they_are(files, against, capsys):
     options = files(GOOD, REFERENCES)
     alone = as_json(capsys, *options, "--lang", "de")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import struct
 from collections import defaultdict
+from collections.abc import Set
 from pathlib import Path
 
 _MAGIC = b"MMIDIDX\0\0"  # of fairseq-preprocess's default format
@@ -34,16 +35,19 @@ def count_sentences(index: Path) -> int | None:
     return _HEADER.unpack(header)[3] if header.startswith(_MAGIC) and len(header) == _HEADER.size else None
 
 
-def count_longer(data: Path, subset: str, fewest: int, most: int) -> tuple[int, int]:
+def count_longer(data: Path, subset: str, languages: Set[str | None], fewest: int, most: int) -> tuple[int, int]:
     """(how many pairs have more than `fewest` tokens on their longer side and at most `most`, all pairs) of a subset.
 
     The end of a sentence is a token, as in fairseq. A text without pairs, or in another format, has none.
+
+    languages: of the pairs; with None among them, pairs of all languages.
     """
     import numpy as np
 
     sides = defaultdict(list)
     for index in sorted(data.glob(f"{subset}.*-*.*.idx")):
-        if sentences := count_sentences(index):
+        pair = index.name.removeprefix(f"{subset}.").partition(".")[0]
+        if (None in languages or languages == set(pair.split("-"))) and (sentences := count_sentences(index)):
             lengths = np.fromfile(index, "<i4", sentences, offset=_HEADER.size)
             sides[index.name.rsplit(".", 2)[0]].append(lengths)
     longer = [np.maximum(*texts) for texts in sides.values() if len(texts) == 2 and len({*map(len, texts)}) == 1]

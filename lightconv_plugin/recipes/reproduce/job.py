@@ -94,15 +94,16 @@ def plan(
         if key in given:
             raise InputError(f"{key} cannot be overridden here: use `{instead}`")
     most = max(protocol.tune.average)
-    for key in ("checkpoint.keep_interval_updates", "checkpoint.keep_last_epochs"):
-        if isinstance(number := given.get(key), int) and 0 < number < most:
-            raise InputError(f"{key}={number} keeps too few checkpoints: {protocol.path} averages up to {most} of them")
+    by_updates = {**flat, **given}.get("checkpoint.no_epoch_checkpoints")  # otherwise those of epochs are averaged
+    key = "checkpoint.keep_interval_updates" if by_updates else "checkpoint.keep_last_epochs"
+    if isinstance(number := given.get(key), int) and 0 < number < most:
+        raise InputError(f"{key}={number} keeps too few checkpoints: {protocol.path} averages up to {most} of them")
     for key in ("checkpoint.save_dir", "task.data"):
         if not isinstance(flat.get(key), str):
             raise InputError(f"{path} has no {key}")
     changes, usual = changing(content, overrides), workspace() / flat["task.data"]
     data = Path(str(given["task.data"])) if "task.data" in given else usual
-    if data.resolve() != usual.resolve():
+    if data.resolve() != usual.resolve() and protocol.task != SMOKE:
         changes.append(f"task.data={data.resolve()}")
     words = split_words(prepare_options, "`prepare_options`")
     preparing = shlex.join(without_places(words))

@@ -144,20 +144,22 @@ class Reproduction:
         training.wait_for_training(folder)
         last = identity(folder / "checkpoint_last.pt")
         if self.steps.is_known(name):
-            known, changed = self.steps.result(name), self.steps.changed(name, depends)
+            done, changed = self.steps.result(name), self.steps.changed(name, depends)
             if changed:
                 aside = f"; the former one is kept as {training.move_aside(folder).name}" if folder.exists() else ""
                 say(f"seed {seed}: training again, changed: {shorten(changed)}{aside}")
                 self.steps.forget(f"seed{seed}/")
             # checkpoint_last.pt may be deleted to save disk space; without any checkpoint, training starts again.
-            elif known and last in (None, known["last"]) and training.numbered(folder):
-                say(f"seed {seed}: trained before, {known['facts']['updates']:,} updates")
-                return known["facts"]
+            elif done and last in (None, done["last"]) and training.numbered(folder):
+                say(f"seed {seed}: trained before, {done['facts']['updates']:,} updates")
+                return done["facts"]
         finished, updates, stored = training.progress(folder, settings)
-        if stored:  # also of a known seed: the training may have been replaced, or continued with other settings
+        known = self.steps.is_known(name)
+        # A finished training may have been replaced, or continued with other settings; an interrupted one is our own.
+        if stored and (not known or self.steps.result(name)):
             training.check_same(folder, settings, seed, stored, self.job.data)
-            if not self.steps.is_known(name):
-                say(f"seed {seed}: taking over the training in {folder}, {updates:,} updates")
+        if stored and not known:
+            say(f"seed {seed}: taking over the training in {folder}, {updates:,} updates")
         self.steps.record(name, depends, None)
         if not finished:
             say(f"seed {seed}: training in {folder}" + (f", resuming from update {updates:,}" if updates else ""))

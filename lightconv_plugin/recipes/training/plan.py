@@ -118,14 +118,17 @@ def plan(
         if f"{MAX_TOKENS}={most}" not in told and validation not in given and not get(config, validation):
             result.append(f"{validation}={most}")
         result += told
-        subset = setting(config, given, "dataset.train_subset") or "train"
-        _say_what_is_left_out(folders, subset, batch.divided()[0], whole_number(MAX_TOKENS, get(config, MAX_TOKENS)))
+        largest, configured = batch.divided()[0], whole_number(MAX_TOKENS, get(config, MAX_TOKENS))
+        if largest < configured:
+            subset = setting(config, given, "dataset.train_subset") or "train"
+            languages = {setting(config, given, f"task.{side}_lang") for side in ("source", "target")}
+            counts = [count_longer(folder, subset, languages, largest, configured) for folder in folders]
+            _say_what_is_left_out(counts, largest)
     return save_dir, replaced(overrides, result)
 
 
-def _say_what_is_left_out(folders: list[Path], subset: str, max_tokens: int, configured: int) -> None:
+def _say_what_is_left_out(counts: list[tuple[int, int]], max_tokens: int) -> None:
     """Say how many pairs are skipped by fairseq because they only fit into the larger batches of the configuration."""
-    counts = [count_longer(folder, subset, max_tokens, configured) for folder in folders]
     longer, pairs = (sum(column) for column in zip(*counts, strict=True))
     if longer:
         say(

@@ -127,9 +127,9 @@ def test_a_job_of_a_checkout(monkeypatch):
         (["model.dropout=0.1"], {}, "model.dropout=0.1 changes what is computed: `runs` must name a folder"),
         ([], {}, "is not a published configuration: `runs` must name a folder for its trainings and its row"),
         (
-            ["checkpoint.keep_interval_updates=4"],
+            ["checkpoint.keep_last_epochs=4"],
             {"runs": Path("x")},
-            "checkpoint.keep_interval_updates=4 keeps too few checkpoints: ",
+            "checkpoint.keep_last_epochs=4 keeps too few checkpoints: ",
         ),
         (["task.data=/x/data-bin"], {}, "task.data=/x/data-bin changes what is computed: `runs` must name a folder"),
         ([], {"prepare_options": "--data x --bpe 9"}, "`prepare_options` '--bpe 9' changes what is computed: `runs`"),
@@ -176,12 +176,12 @@ def test_what_is_prepared_is_what_is_trained_on(config, options, made, given, tm
     monkeypatch.chdir(tmp_path)
     overrides = [f"task.data={given}/data-bin"] if given == "elsewhere" else []
     with pytest.raises(InputError) as error:
-        plan(config, (1,), overrides=overrides, prepare_options=options)
+        plan(config, (1,), overrides=overrides, prepare_options=options, runs=Path("r"))
     assert str(error.value) == (
         f"`prepare_options` {options!r} fills {made}, but the training reads {given}/data-bin: "
         f"override task.data={made}/data-bin"
     )
-    remedy = plan(config, (1,), overrides=[f"task.data={made}/data-bin"], prepare_options=options)
+    remedy = plan(config, (1,), overrides=[f"task.data={made}/data-bin"], prepare_options=options, runs=Path("r"))
     assert remedy.data == tmp_path / made / "data-bin"
 
 

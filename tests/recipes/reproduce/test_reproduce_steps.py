@@ -328,6 +328,16 @@ def test_a_known_seed_whose_training_was_replaced_is_left_alone(world):
     assert world.calls()[0] == ["prepare"], "the same training, copied"
 
 
+def test_an_interrupted_training_is_its_own_whatever_it_stored(world, monkeypatch):
+    """Such as the absolute path of a file that the command has relative."""
+    monkeypatch.setenv("UPDATES", "50")
+    with pytest.raises(TrainingFailed):
+        world.row(seeds=(1,))
+    monkeypatch.delenv("UPDATES")
+    shutil.copy(f"{os.environ['TEMPLATES']}/other.pt", world.runs / "seed1/checkpoint_last.pt")
+    world.row(seeds=(1,))
+
+
 def test_what_the_division_of_a_batch_loses_is_less_than_a_token_of_each_batch():
     size, processes = ("dataset.max_tokens", "optimization.update_freq"), "distributed_training.distributed_world_size"
     settings = dict(zip(size, ("4096", "1"), strict=True))

@@ -110,6 +110,12 @@ def test_pairs_that_no_batch_of_a_process_holds_are_counted(config, tmp_path, ca
     from fairseq.data.indexed_dataset import MMapIndexedDatasetBuilder
 
     # The fourth pair fits, the last one is longer than a batch of the configuration.
+    for lang in ("de", "fr"):  # a direction that is not trained on
+        text = tmp_path / f"root/data/train.de-fr.{lang}"
+        builder = MMapIndexedDatasetBuilder(f"{text}.bin", dtype=np.int32)
+        builder.add_item(torch.ones(3000, dtype=torch.int64))
+        builder.finalize(f"{text}.idx")
+    config["task"] |= {"source_lang": "en", "target_lang": "de"}
     for lang, lengths in (("de", [3, 2049, 5, 2048, 5000]), ("en", [4096, 4, 5, 2048, 4])):
         text = tmp_path / f"root/data/train.de-en.{lang}"
         builder = MMapIndexedDatasetBuilder(f"{text}.bin", dtype=np.int32)
