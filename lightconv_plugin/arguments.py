@@ -42,7 +42,9 @@ def add_text_options(parser: argparse.ArgumentParser) -> None:
     text = parser.add_argument_group("how a checkpoint's text was prepared (default: as in corpus.json)")
     text.add_argument("-s", "--source-lang", metavar="XX")
     text.add_argument("-t", "--target-lang", metavar="XX")
-    text.add_argument("--bpe-codes", metavar="FILE", help="merges of subword-nmt; none: the text is already split")
+    text.add_argument(
+        "--bpe-codes", metavar="FILE", help="merges of subword-nmt; none: the text is split into pieces already"
+    )
     text.add_argument("--sentencepiece", type=Path, metavar="MODEL", help="sentencepiece model")
     text.add_argument(
         "--tokenizer", choices=("moses", "moses-a", "none"),

@@ -21,13 +21,18 @@ class TextSide:
 
     recipe: the steps from raw text to tokens.
     subwords: the kind of pieces.
-    file: the merges of "bpe" or the model of "sentencepiece". None: the tokens are the pieces, as in text that is
-        already split.
+    file: the merges of "bpe" or the model of "sentencepiece". None for "words", whose tokens are the pieces, and for
+        text that is already split.
     """
 
     recipe: Recipe
     subwords: Subwords
     file: Path | None = None
+
+    @property
+    def is_split(self) -> bool:
+        """Whether lines are pieces already, because nothing is known that splits them. Only their case is changed."""
+        return self.file is None and self.subwords != "words"
 
     def encode(self, content: bytes | None = None) -> Callable[[str], list[str]]:
         """A function that turns a raw line into pieces. content: of `file`, if it has been read before.
@@ -47,8 +52,10 @@ class TextSide:
         return lambda pieces: detokenise(join(pieces, self.subwords))
 
     def _tokenise(self) -> Callable[[str], str]:
+        # The recipe's tokeniser, by which translations are detokenised, would tear marks such as @@ off the pieces.
+        recipe = Recipe("none", self.recipe.lang, self.recipe.lowercase) if self.is_split else self.recipe
         try:
-            return self.recipe.tokenise()
+            return recipe.tokenise()
         except (ValueError, RuntimeError) as error:
             raise TokeniserError(str(error)) from error
 

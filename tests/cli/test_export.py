@@ -173,10 +173,13 @@ def test_the_options_say_what_is_not_found(corpus, checkpoint, tmp_path, capsys)
     for side, lang in ((found.source_text, "de"), (found.target_text, "en")):
         assert side.recipe == Recipe("moses", lang, aggressive=True)
     capsys.readouterr()
-    assert lightconv(*arguments, "--bpe-codes", "none", "--tokenizer", "none", "--force") == 0
-    found = open_exported(tmp_path / "m")
-    assert (found.source_text.subwords, found.source_text.file) == ("bpe", None)
-    assert found.source_text.encode()("do@@ g") == ["do@@", "g"]
+    for options in (["--tokenizer", "none"], ["--lowercase"]):
+        assert lightconv(*arguments, "--bpe-codes", "none", *options, "--force") == 0
+        found = open_exported(tmp_path / "m")
+        assert (found.source_text.subwords, found.source_text.file) == ("bpe", None)
+        assert found.source_text.encode()("do@@ g &apos;") == ["do@@", "g", "&apos;"]
+    assert found.source_text.encode()("DO@@ g") == ["do@@", "g"]
+    assert found.target_text.decode()(["do@@", "g", "&apos;s", "."]) == "dog's."
 
 
 def test_a_shortlist(corpus, checkpoint, tmp_path, capsys):

@@ -5,6 +5,7 @@ import json
 import shutil
 import weakref
 from argparse import Namespace
+from dataclasses import replace
 
 import pytest
 import torch
@@ -87,6 +88,19 @@ def test_codes_and_tokenisers_that_are_named(made, expected):
     plain = Translator(path, bpe_codes="none", tokenizer="none", **SHORT).translate(prepared)
     moses = Translator(path, **SHORT).translate(LINES)
     assert [t.tokens for t in plain] == [t.tokens for t in moses]
+
+
+def test_text_that_is_already_split_is_not_tokenised(made):
+    """Neither sources nor references; translations are still detokenised."""
+    data, path = made
+    split = [toys.bpe(data)(toys.RECIPE.tokenise()(line)) for line in LINES]
+    assert any("@@" in line for line in split)
+    pieces, raw = Translator(path, bpe_codes="none", **SHORT), Translator(path, **SHORT)
+    assert [(t.tokens, t.text) for t in pieces.translate(split)] == [(t.tokens, t.text) for t in raw.translate(LINES)]
+    reference = "We don't see the big house!"
+    english = toys.bpe(data)(replace(toys.RECIPE, lang="en").tokenise()(reference))
+    expected = [t.score for t in raw.score(LINES, [reference] * len(LINES))]
+    assert [t.score for t in pieces.score(split, [english] * len(LINES))] == pytest.approx(expected)
 
 
 def test_corpora_without_a_recipe(made, expected, tmp_path):

@@ -16,6 +16,7 @@ pytest.importorskip("fairseq", reason="fairseq is not installed")
 from lightconv_plugin.checkpoints.exported import open_exported
 from lightconv_plugin.checkpoints.loading import count_parameters
 from lightconv_plugin.downloads import download
+from lightconv_plugin.generation.translator import Translator
 from lightconv_plugin.released import cache, fetch
 from lightconv_plugin.released.models import MODELS
 from tests.recipes.conftest import script_environment
@@ -284,6 +285,13 @@ def test_talk_from_files_at_hand(world, home, lightconv, tmp_path):
     exported = open_exported(cache.directory(name))
     assert (exported.search.num_beams, exported.search.length_penalty) == (5, 1.6)
     assert {mixer.kind for mixer in exported.config.decoder.mixers} == {"talk"}
+    split = world.pieces[model.task.name]["de"]
+    with Translator(name, dtype="float32") as translator:
+        expected = [one.text for one in translator.translate(split, pieces=True)]
+    assert any("@@" in line for line in split) and all(expected)
+    (tmp_path / "in").write_text("\n".join([*split, ""]), encoding="utf-8")
+    lightconv("translate", name, "--input", tmp_path / "in", "--output", tmp_path / "out", "--dtype", "float32")
+    assert (tmp_path / "out").read_text(encoding="utf-8").splitlines() == expected
     lightconv("reproduce", f"released/{name}", "--results", tmp_path / "results")
     assert json.loads((tmp_path / f"results/released/{name}.json").read_text())["paper"] == "35.5"
 

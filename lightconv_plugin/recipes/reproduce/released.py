@@ -103,7 +103,7 @@ def _check_exported(model: Model) -> None:
     """InputError unless the exported directory takes raw text and has the released weights."""
     exported = open_exported(cache.exported(model))
     text, weights = exported.source_text, exported.settings.weights
-    if text is not None and text.subwords != "words" and text.file is None:
+    if text is not None and text.is_split:
         raise InputError(
             f"{model.name} came without merges, so raw text cannot be split into its subwords: leave out `from_text`"
         )
