@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -23,6 +24,8 @@ from lightconv_plugin.modules.recorder import CudaGraphs
 from lightconv_plugin.modules.transformer import EncoderDecoder
 
 _logger = logging.getLogger("lightconv_plugin")
+_changing = threading.Lock()
+_before: list[int] = []  # torch's number of threads, once for each block of `torch_threads`
 
 
 class BatchSearch:
@@ -173,16 +176,19 @@ class TorchSearch:
 
 @contextlib.contextmanager
 def torch_threads(number: int | None) -> Iterator[None]:
-    """Let torch use `number` threads within the block; None changes nothing. The number belongs to the process."""
+    """Let torch use `number` threads within the block; None changes nothing. The number belongs to the process: after
+    blocks that overlap in several threads of Python, it is that before the first of them."""
     if number is None:
         yield
         return
-    before = torch.get_num_threads()
-    torch.set_num_threads(number)
+    with _changing:
+        _before.append(_before[0] if _before else torch.get_num_threads())
+        torch.set_num_threads(number)
     try:
         yield
     finally:
-        torch.set_num_threads(before)
+        with _changing:
+            torch.set_num_threads(_before.pop())
 
 
 @contextlib.contextmanager

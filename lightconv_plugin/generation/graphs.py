@@ -13,8 +13,10 @@ them. A graph launches all of them at once, but it replays the same operations a
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,7 +33,7 @@ _LEAST_ROOM = 32
 
 
 class CapturedSearch:
-    """A TorchSearch whose steps are recorded and replayed, with the same results.
+    """A TorchSearch whose steps are recorded and replayed, with the same results. Threads that share it take turns.
 
     Args:
         models, options: as for TorchSearch; the weights must stay at the same addresses.
@@ -54,12 +56,26 @@ class CapturedSearch:
         self._options, self._recorder, self._sizes = options, recorder, sizes
         self._searches: OrderedDict[tuple[int, ...], _Recorded] = OrderedDict()
         self._at_once, self._seen = from_batch == 1, set[tuple[int, ...]]()
+        self._turn = threading.Lock()  # batches of a size share their tensors
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For copies: without the recordings, which are of the tensors here."""
+        return {name: value for name, value in vars(self).items() if name not in ("_searches", "_turn")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, _searches=OrderedDict(), _turn=threading.Lock())
 
     @torch.no_grad()
     def search(
         self, source: Tensor, lengths: Tensor, max_len: int, *, prefix: Tensor | None = None, begin: int | None = None
     ) -> Hypotheses:
         """See BatchSearch.search."""
+        with self._turn:
+            return self._in_turn(source, lengths, max_len, prefix, begin)
+
+    def _in_turn(
+        self, source: Tensor, lengths: Tensor, max_len: int, prefix: Tensor | None, begin: int | None
+    ) -> Hypotheses:
         room = max(_LEAST_ROOM, power_of_two(max_len + 1))
         size = (*rounded(source), room)
         records = self._at_once or size in self._seen

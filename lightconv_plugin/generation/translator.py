@@ -46,7 +46,7 @@ class Translator:
 
     A directory made by `lightconv export` contains everything, and fairseq is not imported. For fairseq checkpoints,
     what is not given is searched for: dictionaries where the training had them or beside the checkpoint; merges,
-    tokeniser and case in the folder that `lightconv prepare` made.
+    tokeniser and case in the folder that `lightconv prepare` made. Threads may share a Translator.
 
     Args:
         path: an exported directory, a checkpoint, or the name of a released model in the cache (`lightconv released`);

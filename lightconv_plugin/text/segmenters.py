@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -32,10 +33,12 @@ def _sudachi() -> Callable[[str], str]:
     from sudachipy import Dictionary, SplitMode
 
     tokenizer = Dictionary(dict="core").tokenizer(mode=SplitMode.A)
+    turn = threading.Lock()  # it refuses to be used by two threads at once
 
     def words(line: str) -> str:
         parts = [line[start : start + _LONGEST] for start in range(0, len(line), _LONGEST)]
-        return " ".join(word.surface() for part in parts for word in tokenizer.tokenize(part))
+        with turn:
+            return " ".join(word.surface() for part in parts for word in tokenizer.tokenize(part))
 
     return words
 

@@ -67,7 +67,7 @@ def bpe_encoder(codes: Path, content: bytes | None = None) -> Callable[[str], st
 
     def encode(line: str) -> str:
         if len(bpe.cache) > _CACHED_WORDS:
-            bpe.cache.clear()
+            bpe.cache = {}  # another thread may be reading the old one
         return bpe.process_line(line)
 
     return encode

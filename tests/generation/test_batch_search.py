@@ -1,7 +1,9 @@
 """Which search is taken, what each of them refuses, and the options that they share."""
 
+import contextlib
 import copy
 import re
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -10,7 +12,7 @@ import torch
 
 from lightconv_plugin.errors import UnsupportedModelError
 from lightconv_plugin.generation import BatchSearch, SearchOptions, batch_search, dtypes, mixers
-from lightconv_plugin.generation.batch_search import TorchSearch
+from lightconv_plugin.generation.batch_search import TorchSearch, torch_threads
 from lightconv_plugin.generation.finished import NoHypothesisError
 from lightconv_plugin.generation.native import describe
 from lightconv_plugin.generation.shortlist import Shortlist
@@ -106,6 +108,20 @@ def test_the_number_of_threads_is_that_of_one_search(search, model, monkeypatch)
         one.search(torch.tensor([[5, 6, 7, 2], [1, 1, 9, 2]]))
         assert torch.get_num_threads() == before
     assert seen == [2, 3, before]
+
+
+def test_the_number_of_threads_after_searches_at_the_same_time():
+    """It is as before, also in threads of Python that begin later."""
+    before = torch.get_num_threads()
+    with ThreadPoolExecutor(1) as other, contextlib.ExitStack() as here:
+        here.enter_context(torch_threads(before + 1))
+        there = torch_threads(before + 2)
+        other.submit(there.__enter__).result()
+        here.close()
+        other.submit(there.__exit__, None, None, None).result()
+        assert other.submit(torch.get_num_threads).result() == before
+    with ThreadPoolExecutor(1) as later:
+        assert torch.get_num_threads() == later.submit(torch.get_num_threads).result() == before
 
 
 @pytest.mark.usefixtures("search")

@@ -6,6 +6,7 @@ captured. Against fairseq's generator: test_beam_search.py. On a GPU: tests/gpu/
 
 import copy
 import random
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -152,6 +153,22 @@ def test_sizes_used_last_are_kept():
         random_models.assert_same(case.search(TorchSearch), case.search(search))
         assert len(search.captured._searches) <= 2
     assert [size[0] for size in search.captured._searches] == [8, 1]
+
+
+def test_searches_of_one_size_at_the_same_time():
+    """Threads of Python that share the tensors of a size take turns. A copy of the search has its own."""
+    model = build_model(pair("dynamic"))
+    words = model.config.encoder.vocab_size
+    cases = [Case([model], OPTIONS, random_batch(random.Random(seed), 4, 7, words), 12) for seed in range(8)]
+    expected = [case.search(TorchSearch) for case in cases]
+    search = Captured([model], OPTIONS)
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda case: case.search(search), cases))
+    copied = copy.deepcopy(search)
+    for case, one, other in zip(cases, expected, found, strict=True):
+        random_models.assert_same(one, other)
+        random_models.assert_same(one, case.search(copied), "copied,")
+    assert copied.captured._searches.keys() == search.captured._searches.keys()
 
 
 def test_bfloat16():

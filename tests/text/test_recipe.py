@@ -2,6 +2,7 @@
 
 import json
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from types import ModuleType
 
 import pytest
@@ -109,6 +110,15 @@ def test_japanese():
     assert recipe.detokenise()(tokens) == "1420年、GPUと画聖を学んだ。"
     assert len(recipe.tokenise()("雪舟は画家。" * 9000).split()) > 30_000, "longer than the library takes at once"
     assert recipe.tokenise()("") == "" and recipe.tokenise()("New York 3.5 %").split() == ["New", "York", "3.5", "%"]
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=str)
+def test_threads_share_a_tokeniser(recipe):
+    for module in {"jieba": ["jieba"], "sudachi": ["sudachipy"]}.get(recipe.tokeniser, []):
+        pytest.importorskip(module)
+    tokenise, line = recipe.tokenise(), "1420年、GPU と画聖 を学んだ。 It isn't ’so’. " * 100
+    with ThreadPoolExecutor(3) as pool:
+        assert set(pool.map(tokenise, [line] * 12)) == {tokenise(line)}
 
 
 @pytest.mark.parametrize(
