@@ -165,6 +165,10 @@ def _open_translation(state: dict[str, Any], checkpoint: Path, data: Path | None
         tokenizer=wanted.tokenizer,
         lowercase=wanted.lowercase,
     )
+    notes = text.notes
+    if text.target.is_split and not text.source.is_split:
+        name = dictionary_name(opened.target)
+        notes += (f"no BPE merges and no sentencepiece model fit {name}: given translations cannot be scored",)
     corpus = _describe(data, read_corpus(data))
     model, longest = _plain(state, checkpoint, task)
     sizes = [_sizes(size) for size in (task.max_positions(), longest)]
@@ -175,7 +179,7 @@ def _open_translation(state: dict[str, Any], checkpoint: Path, data: Path | None
         (min(size[0] for size in sizes), min(size[1] for size in sizes)),
         bool(getattr(task.cfg, "truncate_source", False)),
         corpus,
-        text.notes,
+        notes,
     )
 
 

@@ -13,7 +13,7 @@ from lightconv_plugin.errors import TranslationError
 from lightconv_plugin.paths import beside
 from lightconv_plugin.text.recipe import Lowercase, Recipe
 from lightconv_plugin.text.sides import Subwords, TextSide
-from lightconv_plugin.text.subwords import kind_of
+from lightconv_plugin.text.subwords import fits, kind_of
 
 # The steps that a user can name: moses-a is tokenizer.perl -a, and what fairseq calls moses.
 TOKENIZERS: Mapping[str, Mapping[str, Any]] = {
@@ -32,7 +32,8 @@ _MODELS = ("bpe/sentencepiece.model", "sentencepiece.bpe.model", "sentencepiece.
 class FoundText:
     """How the text of both sides is split into pieces, and the assumptions that the user should know about.
 
-    The file of the target may be missing: translating does not need it.
+    The file of the target may be missing, as translating does not need it: one that is given is for both sides, or for
+    the source alone if it does not make the pieces of the target's dictionary.
     """
 
     source: TextSide
@@ -64,8 +65,9 @@ def find_text(
     kinds = [kind_of(entries(dictionary)) for dictionary in (task.source_dictionary, task.target_dictionary)]
     subwords, file = find_subwords(kinds[0], data, source, bpe_codes, sentencepiece)
     target_file = None if bpe_codes == NO_CODES else _found(kinds[1], data, target)
-    if target_file is None and kinds[1] == subwords:
-        target_file = file  # the same file for both sides
+    given = bpe_codes is not None or sentencepiece is not None
+    if file is not None and kinds[1] == subwords and (given or target_file is None):
+        target_file = file if _fits(file, subwords, task.target_dictionary) else target_file
     corpus = read_corpus(data)
     if exported := _exported(data):
         corpus = {"text": {lang: side.recipe.as_json() for lang, side in exported.items()}}
@@ -114,6 +116,13 @@ def _found(kind: Subwords, data: Path, lang: str) -> Path | None:
     if (side := _exported(data).get(lang)) is not None:
         return side.file if side.subwords == kind else None
     return next((path for path in _places(kind, data, lang) if path.is_file()), None)
+
+
+def _fits(file: Path, kind: Subwords, dictionary) -> bool:
+    try:
+        return fits(file, kind, entries(dictionary))
+    except ValueError as error:
+        raise TranslationError(str(error)) from error
 
 
 def _exported(data: Path) -> dict[str, TextSide]:

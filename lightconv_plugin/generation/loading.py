@@ -15,7 +15,7 @@ from lightconv_plugin.checkpoints.opening import (
     read_checkpoint,
     task_settings,
 )
-from lightconv_plugin.checkpoints.training_text import find_text
+from lightconv_plugin.checkpoints.training_text import NO_CODES, find_text
 from lightconv_plugin.errors import InputError, TranslationError, UnsupportedModelError
 from lightconv_plugin.generation.translation_models import Pipeline, TranslationModels, default_search, encode_later
 from lightconv_plugin.models.plain import plain_encoder_decoder
@@ -64,8 +64,8 @@ def build_pipeline(task, data: Path, **options: Any) -> Pipeline:
     """The Pipeline for what `find_text` finds; see there for the arguments and errors."""
     text = find_text(task, data, **options)
     try:
-        unsplit = text.target.file is None and text.target.subwords != "words" and text.source.file is not None
-        target = None if unsplit else encode_later(text.target)
+        unknown = text.target.is_split and options.get("bpe_codes") != NO_CODES
+        target = None if unknown else encode_later(text.target)
         return Pipeline(text.source.encode(), text.target.decode(), text.notes, target)
     except TokeniserError as error:
         raise TranslationError(f"{error}; or set `tokenizer` to none, for tokenised text") from error

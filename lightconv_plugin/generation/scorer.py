@@ -29,8 +29,9 @@ class Scorer:
     def __init__(self, opened: TranslationModels, options: SearchOptions):
         if opened.pipeline.target is None:
             raise TranslationError(
-                f"cannot split {opened.target_lang} into the pieces of the dictionary: there are no BPE merges and no "
-                "sentencepiece model for it beside the data; give `bpe_codes` or `sentencepiece` for both languages"
+                f"cannot split {opened.target_lang} into the pieces of its dictionary: there are no BPE merges and no "
+                "sentencepiece model that fit; give `bpe_codes` or `sentencepiece` of both languages with a checkpoint "
+                "or at its export, or set `bpe_codes` to none for text that is already split"
             )
         self._opened, self._options = opened, options
         try:

@@ -164,6 +164,8 @@ def open_exported_models(paths: Sequence[Path], source_lang: str | None, target_
     assert first.source is not None and first.source_text is not None
     assert first.settings.source_lang is not None and first.settings.target_lang is not None
     encode, decode = first.source_text.encode(), first.target_text.decode()
+    # Text that is already split is so on both sides.
+    unknown = first.target_text.is_split and not first.source_text.is_split
     models = []
     for exported in opened:
         model = load_model(exported, "float32")
@@ -177,7 +179,7 @@ def open_exported_models(paths: Sequence[Path], source_lang: str | None, target_
         first.settings.target_lang,
         min(_positions(exported) for exported in opened),
         first.settings.truncate_source,
-        Pipeline(encode, decode, (), encode_later(first.target_text)),
+        Pipeline(encode, decode, (), None if unknown else encode_later(first.target_text)),
         default_search(
             first.target,
             beam_size=first.search.num_beams,

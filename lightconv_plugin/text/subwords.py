@@ -18,6 +18,7 @@ NO_MERGES = "#version: 0.2\n"  # what subword-nmt writes where no pair of symbol
 _BYTES = re.compile(r"(?<!\S)(<0x[0-9A-F]{2}>(?: <0x[0-9A-F]{2}>)*)(?!\S)")
 _NO_BYTES = re.compile("[\udc80-\udcff]")  # what surrogateescape makes of bytes that are not UTF-8
 
+_FITS = 0.95  # of a dictionary's pieces: a few may be from elsewhere, such as tags or words that had a mark in the text
 _CACHED_WORDS = 1_000_000  # in each process; subword-nmt itself would cache every different word
 
 
@@ -80,6 +81,11 @@ def sentencepiece_encoder(model: Path, content: bytes | None = None) -> Callable
     Raises:
         ValueError: the file is not a sentencepiece model. OSError: it cannot be read.
     """
+    processor = _processor(model, content)
+    return lambda line: " ".join(processor.EncodeAsPieces(line))
+
+
+def _processor(model: Path, content: bytes | None = None) -> Any:
     import sentencepiece
 
     content = Path(model).read_bytes() if content is None else content
@@ -90,7 +96,25 @@ def sentencepiece_encoder(model: Path, content: bytes | None = None) -> Callable
         raise ValueError(f"{model} is not a model of sentencepiece") from error
     if not processor.GetPieceSize():  # what some versions return for an empty file
         raise ValueError(f"{model} is not a model of sentencepiece")
-    return lambda line: " ".join(processor.EncodeAsPieces(line))
+    return processor
+
+
+def fits(file: Path, kind: Subwords, entries: Iterable[str]) -> bool:
+    """Whether merges or a sentencepiece model make (nearly) all pieces of a dictionary, which may have fewer than they
+    make. Only marked pieces count: others may be characters that the file does not know.
+
+    Raises:
+        ValueError: the file is not of this kind. OSError: it cannot be read.
+    """
+    mark = MARKS[kind]
+    if kind == "bpe":
+        made = {f"{first}{second}{mark}" for first, second in read_merges(file).bpe_codes}
+        marked = [entry for entry in entries if entry.endswith(mark) and len(entry) > len(mark) + 1]
+    else:
+        processor = _processor(file)
+        made = {processor.IdToPiece(number) for number in range(processor.GetPieceSize())}
+        marked = [entry for entry in entries if entry.startswith(mark)]
+    return sum(entry in made for entry in marked) >= _FITS * len(marked)
 
 
 def join(pieces: Iterable[str], kind: str) -> str:

@@ -14,6 +14,8 @@ from omegaconf import OmegaConf
 
 from lightconv_plugin.checkpoints.exported import load_model, open_exported
 from lightconv_plugin.cli import main
+from lightconv_plugin.errors import TranslationError
+from lightconv_plugin.generation import Translator
 from lightconv_plugin.scoring.bleu import BleuReport
 from lightconv_plugin.text.recipe import Recipe
 from tests.checkpoints.fairseq_files import state
@@ -180,6 +182,14 @@ def test_the_options_say_what_is_not_found(corpus, checkpoint, tmp_path, capsys)
         assert found.source_text.encode()("do@@ g &apos;") == ["do@@", "g", "&apos;"]
     assert found.source_text.encode()("DO@@ g") == ["do@@", "g"]
     assert found.target_text.decode()(["do@@", "g", "&apos;s", "."]) == "dog's."
+    capsys.readouterr()
+    (tmp_path / "others").write_text("#version: 0.2\nq q\n")
+    assert lightconv(*arguments, "--bpe-codes", tmp_path / "others", "--force") == 0
+    assert "note: no BPE merges and no sentencepiece model fit dict.en.txt" in capsys.readouterr().out
+    with Translator(tmp_path / "m") as translator:
+        assert translator.translate(["dog"])[0].text
+        with pytest.raises(TranslationError, match="cannot split en into the pieces"):
+            translator.score(["dog"], ["dog"])
 
 
 def test_a_shortlist(corpus, checkpoint, tmp_path, capsys):

@@ -6,16 +6,21 @@ import shutil
 import weakref
 from argparse import Namespace
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 pytest.importorskip("fairseq")
 
+from fairseq.data import Dictionary
+
+from lightconv_plugin.checkpoints.training_text import find_text
 from lightconv_plugin.errors import InputError, TranslationError
 from lightconv_plugin.generation import Translator
 from tests.checkpoints.fairseq_files import state
 from tests.generation import translation_toys as toys
+from tests.models import toys as models
 
 LINES = toys.lines(3, seed=5)
 SHORT = {"max_len_b": 20}
@@ -129,6 +134,19 @@ def test_a_damaged_corpus_json_is_named(text, said, made, tmp_path):
     shutil.copytree(made[0].parent / "bpe", tmp_path / "bpe")
     (tmp_path / "corpus.json").write_text(text if isinstance(text, str) else json.dumps(text))
     refused(said, made[1], data)
+
+
+def test_merges_that_are_named_go_first_and_are_for_the_target_if_they_fit(made, tmp_path):
+    data, _ = made
+    dictionaries = [Dictionary.load(str(data / f"dict.{lang}.txt")) for lang in ("de", "en")]
+    task = models.task(*dictionaries)
+    task.cfg = SimpleNamespace(source_lang="de", target_lang="en")
+    found, own, other = data.parent / "bpe/codes", tmp_path / "own", tmp_path / "other"
+    shutil.copy(found, own)
+    other.write_text("#version: 0.2\nq q\n")
+    for given, expected in (None, (found, found)), (own, (own, own)), (other, (other, found)):
+        text = find_text(task, data, bpe_codes=given)
+        assert (text.source.file, text.target.file) == expected
 
 
 def test_missing_merges(made, tmp_path):
@@ -261,7 +279,6 @@ def test_a_closed_translator_says_so_and_holds_no_models(made):
 
 def test_sentencepiece(made, tmp_path):
     import sentencepiece
-    from fairseq.data import Dictionary
 
     data = tmp_path / "data-bin"
     data.mkdir()
@@ -284,5 +301,12 @@ def test_sentencepiece(made, tmp_path):
     assert translator.notes == ()
     for found in translator.translate(LINES):
         assert found.text == "".join(found.tokens).replace("▁", " ").strip()
-    (data / "spm.model").unlink()
+    assert translator.score([line], ["We see the small dog."])[0].score < 0
+    (data / "spm.model").rename(tmp_path / "spm.de.model")
+    (data / "dict.en.txt").write_text("".join(f"▁{word} 1\n" for word in " ".join(toys.SENTENCES["en"]).split()))
+    path = toys.make_checkpoint(tmp_path / "m.pt", data)
+    with Translator(path, sentencepiece=tmp_path / "spm.de.model", **SHORT) as translator:
+        assert translator.translate(LINES)[0].text
+        with pytest.raises(TranslationError, match=r"cannot split en into .* no sentencepiece model that fit"):
+            translator.score([line], ["We see the small dog."])
     refused("uses sentencepiece, but there is no .*: give `sentencepiece`", path)

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from lightconv_plugin.text.subwords import bpe_encoder, join, kind_of, sentencepiece_encoder
+from lightconv_plugin.text.subwords import bpe_encoder, fits, join, kind_of, sentencepiece_encoder
 
 TEXT = "the lower the newer lowest newest slower"
 
@@ -99,6 +99,42 @@ def test_join_equals_sentencepieces_decoding(with_bytes):
     for pieces in (["▁<0x41>b", "c"], ["<0xe6>"], ["<0x4>"]):
         assert join(pieces, "sentencepiece") == "".join(pieces).strip("▁")
     assert join(["<0x41>"], "words") == join(["<0x41>"], "bpe") == "<0x41>"
+
+
+ENGLISH = [TEXT, "they stand in the low grass"]
+GERMAN = ["die niedrigere Zeitung lag neben der neuesten Zeitung", "wir lagen im niedrigen Gras neben der Zeitung"]
+
+
+def learn(kind, lines, path):
+    """Merges or a sentencepiece model of these lines."""
+    if kind == "bpe":
+        from subword_nmt.learn_bpe import learn_bpe
+
+        with path.open("w", encoding="utf-8") as file:
+            learn_bpe(io.StringIO("\n".join(lines * 20)), file, 30)
+    else:
+        sentencepiece = pytest.importorskip("sentencepiece")
+        with path.open("wb") as file:
+            sentencepiece.SentencePieceTrainer.train(
+                sentence_iterator=iter(lines * 20), model_writer=file, vocab_size=60, hard_vocab_limit=False,
+                minloglevel=2,
+            )  # fmt: skip
+    return path
+
+
+@pytest.mark.parametrize("kind", ["bpe", "sentencepiece"])
+def test_a_file_of_another_language_does_not_fit_a_dictionary(kind, tmp_path):
+    texts = {"en": ENGLISH, "de": GERMAN, "joint": [*ENGLISH, *GERMAN]}
+    files = {name: learn(kind, lines, tmp_path / name) for name, lines in texts.items()}
+    for name, lang, other in (("en", "en", "de"), ("de", "de", "en"), ("joint", "en", "de"), ("joint", "de", "en")):
+        encode = (bpe_encoder if kind == "bpe" else sentencepiece_encoder)(files[name])
+        # Characters that the file does not know are entries, too.
+        entries = {
+            *encode(" ".join([*texts[lang], "unseen lowering niederes 月月 Ω"])).split(),
+            "madeupword0000",
+            "<lang:de>",
+        }
+        assert fits(files[name], kind, entries) and not fits(files[other], kind, entries)
 
 
 def test_the_kind_of_a_dictionary():
