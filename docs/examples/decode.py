@@ -20,7 +20,8 @@ def load(path: Path, format: str):
 
 def dictionary(path: Path) -> list[str]:
     """The pieces of a fairseq dictionary, by index."""
-    lines = path.read_text(encoding="utf-8").splitlines()
+    with path.open(encoding="utf-8") as file:
+        lines = [line.rstrip().removesuffix(" #fairseq:overwrite") for line in file]
     return ["<s>", "<pad>", "</s>", "<unk>", *(line.rsplit(" ", 1)[0] for line in lines)]
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import runpy
 import shutil
 import subprocess
 import sys
@@ -62,6 +63,19 @@ def test_python_decodes_without_this_package(deployed, deployed_model):
     wanted = pieces(expected(deployed_model), "v")
     assert len(set(wanted)) > 2 and max(len(line.split()) for line in wanted) > 5
     assert decode(deployed) == wanted
+
+
+def test_python_reads_a_dictionary_as_fairseq_does(tmp_path):
+    words = pytest.importorskip("fairseq.data").Dictionary()
+    for word in ("a", "b\u2028c", "\x85", "d\x0be", "two words"):
+        words.add_symbol(word)
+    words.add_symbol("a", overwrite=True)
+    path = tmp_path / "dict.txt"
+    words.save(str(path))
+    lines = path.read_text(encoding="utf-8").split("\n")
+    path.write_text("\n".join([*lines[:-2], f"{lines[-2]} #fairseq:overwrite\r\n"]), encoding="utf-8", newline="")
+    found = runpy.run_path(str(EXAMPLES / "decode.py"))["dictionary"](path)
+    assert found == type(words).load(str(path)).symbols == words.symbols
 
 
 def test_what_lies_beside_the_graphs(exported, deployed, deployed_model):
