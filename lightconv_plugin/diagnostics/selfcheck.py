@@ -1,11 +1,12 @@
 """The self-check of `lightconv doctor`: are the results of the operators and of a small model correct on this machine?
 
-The expected results are computed here independently, in float64 with plain loops over the papers' equations (Wu et al.
-2019, 3 to 5; Lioutas & Guo 2020, section 3) and hand-written gradients, sharing neither code nor autograd with the
-operators. Native kernels are also compared with the package's reference, with every option and the dropout mask.
+The expected results are computed here independently, in float64 with a plain loop over time of the papers' equations
+(Wu et al. 2019, 3 to 5; Lioutas & Guo 2020, section 3) and hand-written gradients, sharing neither code nor autograd
+with the operators. Native kernels are also compared with the reference, with every option and the dropout mask.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from types import SimpleNamespace
 
@@ -26,15 +27,36 @@ DIFFERENTIABLE = (
 )
 OPERATORS = (*DIFFERENTIABLE, "ring_step", "best_words")
 
-# A sequence shorter than the filter, where padding and normalisation are easiest to get wrong.
-LENGTH, BATCH, CHANNELS, HEADS, KERNEL_SIZE = 6, 2, 12, 3, 7
-CHUNKS = (1, 2, 3)  # lengths of the parts for the step functions; they sum to LENGTH
+BATCH = 2
 
-REACH = 4  # maximum reach of talkconv's windows; offsets of up to 1.5 exceed it
+
+@dataclass(frozen=True)
+class Shape:
+    """Sizes of a convolution: T, C, H, K. Windows of talkconv reach up to K // 2 rows to the left and to the right."""
+
+    length: int
+    channels: int
+    heads: int
+    kernel_size: int
+
+    @property
+    def reach(self) -> int:
+        return self.kernel_size // 2
+
+    @property
+    def parts(self) -> list[slice]:
+        """Of the sequence, for the step functions."""
+        return [slice(0, 1), slice(1, 3), slice(3, self.length)]
+
+
+# Every path of the kernels is taken by one of these (`lightconv doctor --explain` names them): heads narrower than any
+# vector, of one vector, as wide as in published models, and of one channel; short and long filters. In a sequence
+# that is shorter than the filter, padding and normalisation are easiest to get wrong.
+SHAPES = (Shape(6, 12, 4, 7), Shape(6, 32, 2, 7), Shape(40, 128, 2, 31), Shape(6, 3, 3, 31))
 
 ROWS, WORDS, EPSILON, IGNORED = 5, 21, 0.1, 1  # of the loss; the words are not a multiple of any vector
 
-NORM_EPSILON, DROPPED = 1e-5, 0.25
+WIDTH, NORM_EPSILON, DROPPED = 12, 1e-5, 0.25  # of what follows a sublayer
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 5e-2, torch.float16: 1e-2}
 
@@ -48,44 +70,44 @@ def expected(x: Tensor, logits: Tensor, padding_l: int, grad: Tensor) -> tuple[T
     heads, kernel_size = logits.shape[2:]
     weight = logits.exp() / logits.exp().sum(dim=-1, keepdim=True)
     by_head, grad_by_head = x.reshape(length, batch, heads, -1), grad.reshape(length, batch, heads, -1)
-    out, grad_x, grad_weight = torch.zeros_like(by_head), torch.zeros_like(by_head), torch.zeros_like(weight)
+    out, grad_weight = torch.zeros_like(by_head), torch.zeros_like(weight)
+    padded = by_head.new_zeros(length + kernel_size - 1, *by_head.shape[1:])
+    inner = slice(padding_l, padding_l + length)
+    padded[inner] = by_head
+    grad_padded = torch.zeros_like(padded)
     for t in range(length):
-        for k in range(kernel_size):
-            source = t - padding_l + k
-            if 0 <= source < length:
-                tap = weight[t, :, :, k, None]
-                out[t] += tap * by_head[source]
-                grad_x[source] += tap * grad_by_head[t]
-                grad_weight[t, :, :, k] = (grad_by_head[t] * by_head[source]).sum(dim=-1)
+        window, taps = padded[t : t + kernel_size], weight[t].permute(2, 0, 1).unsqueeze(-1)  # (K,B,H,C/H), (K,B,H,1)
+        out[t] = (taps * window).sum(dim=0)
+        grad_padded[t : t + kernel_size] += taps * grad_by_head[t]
+        grad_weight[t] = (grad_by_head[t] * window).sum(dim=-1).permute(1, 2, 0)
     grad_logits = weight * (grad_weight - (weight * grad_weight).sum(dim=-1, keepdim=True))
-    return out.reshape_as(x), grad_x.reshape_as(x), grad_logits
+    return out.reshape_as(x), grad_padded[inner].reshape_as(x), grad_logits
 
 
 def expected_talk(
-    x: Tensor, left: Tensor, right: Tensor | None, grad: Tensor
+    x: Tensor, left: Tensor, right: Tensor | None, grad: Tensor, reach: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Output and gradients of a TaLK convolution with max_left = REACH, and max_right too unless `right` is None.
+    """Output and gradients of a TaLK convolution with max_left = reach, and max_right too unless `right` is None.
 
     x, grad (T,B,C) and left, right (T,B,H), float64 → out, gradient of x (T,B,C), gradients of left and right (T,B,H).
     """
     length, batch, heads = left.shape
-    scale = 1 / (REACH + 1 if right is None else 2 * REACH + 1)
+    scale = 1 / (reach + 1 if right is None else 2 * reach + 1)
     by_head, grad_by_head = x.reshape(length, batch, heads, -1), grad.reshape(length, batch, heads, -1)
-    out, grad_x = torch.zeros_like(by_head), torch.zeros_like(by_head)
+    out, grad_x = by_head * scale, grad_by_head * scale  # of the row at t itself
     grad_left, grad_right = torch.zeros_like(left), None if right is None else torch.zeros_like(right)
     for t in range(length):
-        for source in range(length):
-            offset, grad_offset = (right, grad_right) if source > t else (left, grad_left)
+        distance = torch.arange(length).view(-1, 1, 1) - t  # of each row (T,1,1)
+        for offset, grad_offset, side in ((left, grad_left, distance < 0), (right, grad_right, distance > 0)):
             if offset is None or grad_offset is None:
                 continue
             # 1 for a row inside the window, 0 for one outside, a fraction for the row at its edge.
-            part = offset[t] * REACH - abs(source - t) + 1
-            share = (part.clamp(0, 1) if source != t else torch.ones_like(part)).unsqueeze(-1) * scale
-            out[t] += share * by_head[source]
-            grad_x[source] += share * grad_by_head[t]
-            if source != t:
-                slope = (grad_by_head[t] * by_head[source]).sum(dim=-1) * REACH * scale
-                grad_offset[t] += slope * ((part > 0) & (part < 1))
+            part = offset[t] * reach - distance.abs() + 1
+            share = (part.clamp(0, 1) * side).unsqueeze(-1) * scale
+            out[t] += (share * by_head).sum(dim=0)
+            grad_x += share * grad_by_head[t]
+            slope = (grad_by_head[t] * by_head).sum(dim=-1) * reach * scale
+            grad_offset[t] = (slope * (side & (part > 0) & (part < 1))).sum(dim=0)
     return out.reshape_as(x), grad_x.reshape_as(x), grad_left, grad_right
 
 
@@ -110,17 +132,23 @@ def expected_norm(x: Tensor, residual: Tensor, weight: Tensor, grad: Tensor) -> 
     grad_weight = torch.zeros_like(weight)
     for row in range(x.shape[0]):
         total = x[row] + residual[row]
-        centred = total - total.sum() / CHANNELS
-        deviation = ((centred * centred).sum() / CHANNELS + NORM_EPSILON) ** 0.5
+        centred = total - total.sum() / WIDTH
+        deviation = ((centred * centred).sum() / WIDTH + NORM_EPSILON) ** 0.5
         normed, along = centred / deviation, grad[row] * weight
         out[row] = normed * weight
-        grad_x[row] = (along - along.sum() / CHANNELS - normed * (along * normed).sum() / CHANNELS) / deviation
+        grad_x[row] = (along - along.sum() / WIDTH - normed * (along * normed).sum() / WIDTH) / deviation
         grad_weight += grad[row] * normed
     return out, grad_x, grad_weight, grad.sum(dim=0)
 
 
+def difference(got: Tensor, want: Tensor) -> float:
+    """The largest error, relative for values above 1. NaN counts as an infinite error; max() would skip it."""
+    error = (got.double() - want.double()).abs() / want.double().abs().clamp(min=1)
+    return error.nan_to_num(nan=torch.inf, posinf=torch.inf).max().item()
+
+
 def operator_error(name: str, device: torch.device, dtype: torch.dtype) -> float:
-    """The largest absolute error of an operator's forward, backward and step, with values near 1.
+    """The largest `difference` of an operator's forward, backward and step, in all SHAPES.
 
     `name` is one of OPERATORS.
     """
@@ -131,39 +159,42 @@ def operator_error(name: str, device: torch.device, dtype: torch.dtype) -> float
             raise ValueError(f"{name} gave no gradient")
         if got.shape != want.shape:
             raise ValueError(f"{name} gave shape {tuple(got.shape)}, expected {tuple(want.shape)}")
-        # NaN counts as an infinite error; max() would skip it.
-        errors.append((got.detach().double().cpu() - want).abs().nan_to_num(torch.inf).max().item())
+        errors.append(difference(got.detach().cpu(), want))
 
-    _COMPARISONS[name](compare, device, dtype)
+    for comparison in _COMPARISONS[name]:
+        comparison(compare, device, dtype)
     return max(errors)
 
 
-def _compare_talk(compare: Callable[[Tensor | None, Tensor], None], device: torch.device, dtype: torch.dtype) -> None:
-    generator = torch.Generator().manual_seed(30)
-    x, grad = (torch.randn(LENGTH, BATCH, CHANNELS, generator=generator).to(dtype).double() for _ in range(2))
-    left, right = ((1.5 * torch.rand(LENGTH, BATCH, HEADS, generator=generator)).to(dtype).double() for _ in range(2))
+def _compare_talk(
+    shape: Shape, compare: Callable[[Tensor | None, Tensor], None], device: torch.device, dtype: torch.dtype
+) -> None:
+    generator, by_head = torch.Generator().manual_seed(30), (shape.length, BATCH, shape.heads)
+    x, grad = (
+        torch.randn(shape.length, BATCH, shape.channels, generator=generator).to(dtype).double() for _ in range(2)
+    )
+    # Offsets above 1 exceed the reach.
+    left, right = ((1.5 * torch.rand(by_head, generator=generator)).to(dtype).double() for _ in range(2))
 
     def on_device(tensor: Tensor) -> Tensor:
         return tensor.to(device, dtype).requires_grad_()
 
     for to_left, to_right in ((left, right), (left.clamp(max=1), None)):
         leaves = on_device(x), on_device(to_left), None if to_right is None else on_device(to_right)
-        got = ops.talkconv(*leaves, REACH, 0 if to_right is None else REACH)
+        got = ops.talkconv(*leaves, shape.reach, 0 if to_right is None else shape.reach)
         got.backward(grad.to(device, dtype))
-        out, *gradients = expected_talk(x, to_left, to_right, grad)
+        out, *gradients = expected_talk(x, to_left, to_right, grad, shape.reach)
         compare(got, out)
         for leaf, want in zip(leaves, gradients, strict=True):
             if leaf is not None and want is not None:
                 compare(leaf.grad, want)
 
-    causal, state, start = [], None, 0
-    for size in CHUNKS:
-        part = slice(start, start + size)
+    causal, state = [], None
+    for part in shape.parts:
         chunk, state = ops.talkconv_step(
-            x[part].to(device, dtype), state, left[part].clamp(max=1).to(device, dtype), REACH
+            x[part].to(device, dtype), state, left[part].clamp(max=1).to(device, dtype), shape.reach
         )
         causal.append(chunk)
-        start += size
     compare(torch.cat(causal), out)  # the last expectation above is the causal one
 
 
@@ -182,9 +213,9 @@ def _compare_loss(compare: Callable[[Tensor | None, Tensor], None], device: torc
 
 def _compare_norm(compare: Callable[[Tensor | None, Tensor], None], device: torch.device, dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(33)
-    x, residual, grad = (torch.randn(ROWS, CHANNELS, generator=generator).to(dtype).double() for _ in range(3))
-    weight = (0.5 + torch.rand(CHANNELS, generator=generator)).to(dtype).double()
-    given = (x, residual, weight, torch.zeros(CHANNELS))
+    x, residual, grad = (torch.randn(ROWS, WIDTH, generator=generator).to(dtype).double() for _ in range(3))
+    weight = (0.5 + torch.rand(WIDTH, generator=generator)).to(dtype).double()
+    given = (x, residual, weight, torch.zeros(WIDTH))
     leaves = one, other, scale, bias = [tensor.to(device, dtype).requires_grad_() for tensor in given]
     got = ops.dropout_add_layer_norm(one, other, scale, bias, eps=NORM_EPSILON)
     got.backward(grad.to(device, dtype))
@@ -196,7 +227,7 @@ def _compare_norm(compare: Callable[[Tensor | None, Tensor], None], device: torc
 
 def _compare_relu(compare: Callable[[Tensor | None, Tensor], None], device: torch.device, dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(34)
-    x, grad = (torch.randn(ROWS, CHANNELS, generator=generator).to(dtype).double() for _ in range(2))
+    x, grad = (torch.randn(ROWS, WIDTH, generator=generator).to(dtype).double() for _ in range(2))
     leaf = x.to(device, dtype).requires_grad_()
     got = ops.relu_dropout(leaf, DROPPED)
     got.backward(grad.to(device, dtype))
@@ -206,19 +237,24 @@ def _compare_relu(compare: Callable[[Tensor | None, Tensor], None], device: torc
 
 
 def _compare_convolution(
-    name: str, compare: Callable[[Tensor | None, Tensor], None], device: torch.device, dtype: torch.dtype
+    name: str,
+    shape: Shape,
+    compare: Callable[[Tensor | None, Tensor], None],
+    device: torch.device,
+    dtype: torch.dtype,
 ) -> None:
     static = name == "lightconv"
     operator, step = getattr(ops, name), getattr(ops, f"{name}_step")
     generator = torch.Generator().manual_seed(29)
-    shape = (HEADS, KERNEL_SIZE) if static else (LENGTH, BATCH, HEADS, KERNEL_SIZE)
+    like_x, filters = (shape.length, BATCH, shape.channels), (shape.heads, shape.kernel_size)
+    by_position = (shape.length, BATCH, *filters)
     # Rounded to the type under test first, so that rounding the input does not count as an error.
     x, grad, weight = (
         torch.randn(size, generator=generator).to(dtype).double()
-        for size in ((LENGTH, BATCH, CHANNELS), (LENGTH, BATCH, CHANNELS), shape)
+        for size in (like_x, like_x, filters if static else by_position)
     )
-    logits = weight.expand(LENGTH, BATCH, HEADS, KERNEL_SIZE)
-    for padding_l in (KERNEL_SIZE // 2, KERNEL_SIZE - 1):
+    logits = weight.expand(by_position)
+    for padding_l in (shape.kernel_size // 2, shape.kernel_size - 1):
         out, grad_x, grad_logits = expected(x, logits, padding_l, grad)
         on_device = [tensor.to(device, dtype).requires_grad_() for tensor in (x, weight)]
         got = operator(*on_device, padding_l)
@@ -227,43 +263,44 @@ def _compare_convolution(
         compare(on_device[0].grad, grad_x)
         compare(on_device[1].grad, grad_logits.sum(dim=(0, 1)) if static else grad_logits)
 
-    causal, state, start = [], None, 0
-    for size in CHUNKS:
-        part = slice(start, start + size)
+    causal, state = [], None
+    for part in shape.parts:
         chunk, state = step(
             x[part].to(device, dtype), state, weight.to(device, dtype) if static else weight[part].to(device, dtype)
         )
         causal.append(chunk)
-        start += size
     compare(torch.cat(causal), out)  # the last expectation above is the causal one
 
 
 def reference_error(name: str, device: torch.device, dtype: torch.dtype) -> float:
-    """The largest absolute difference between the backend in use and the reference, with every option on."""
+    """The largest `difference` between the backend in use and the reference, with every option on, in all SHAPES."""
     generator = torch.Generator().manual_seed(31)
 
     def normal(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator).to(device, dtype)
 
-    calls = _CALLS[name](normal, device)
     errors = []
-    for operator, arguments in calls.items():
+    for operator, arguments in (call for calls in _CALLS[name] for call in calls(normal, device).items()):
         got, want = getattr(torch.ops.lightconv, operator)(*arguments), getattr(reference, operator)(*arguments)
         for ours, theirs in zip(*((r if isinstance(r, tuple) else (r,)) for r in (got, want)), strict=True):
             if ours.shape != theirs.shape:
                 raise ValueError(f"{operator} gave shape {tuple(ours.shape)}, expected {tuple(theirs.shape)}")
-            errors.append((ours.double() - theirs.double()).abs().nan_to_num(torch.inf).max().item())
+            errors.append(difference(ours, theirs))
     return max(errors)
 
 
-def _convolution_calls(name: str, normal: Callable[..., Tensor], device: torch.device) -> dict[str, tuple]:
+def _convolution_calls(
+    name: str, shape: Shape, normal: Callable[..., Tensor], device: torch.device
+) -> dict[str, tuple]:
     static = name == "lightconv"
-    x, grad, bias = normal(LENGTH, BATCH, 2 * CHANNELS), normal(LENGTH, BATCH, CHANNELS), normal(CHANNELS)
-    weight = normal(*((HEADS, KERNEL_SIZE) if static else (LENGTH, BATCH, HEADS, KERNEL_SIZE)))
-    state, grad_state = normal(2, BATCH, CHANNELS), normal(KERNEL_SIZE - 1, BATCH, CHANNELS)
-    lengths, seed = torch.tensor([LENGTH, 4], device=device), torch.tensor([1234567890123], device=device)
+    size, filters = (shape.length, BATCH), (shape.heads, shape.kernel_size)
+    x, grad, bias = normal(*size, 2 * shape.channels), normal(*size, shape.channels), normal(shape.channels)
+    weight = normal(*(filters if static else (*size, *filters)))
+    next_rows = min(2 + shape.length, shape.kernel_size - 1)
+    state, grad_state = (normal(rows, BATCH, shape.channels) for rows in (2, next_rows))
+    lengths, seed = torch.tensor([shape.length, 4], device=device), torch.tensor([1234567890123], device=device)
     options = ("softmax", 0.3, *(() if static else (True,)), True)  # normalize, dropout, renorm_padding, glu
-    full, step = (lengths, None, seed, KERNEL_SIZE // 2, *options), (seed, *options)
+    full, step = (lengths, None, seed, shape.kernel_size // 2, *options), (seed, *options)
     return {
         name: (x, weight, bias, *full),
         f"{name}_backward": (grad, x, weight, *full, True, True),
@@ -272,16 +309,17 @@ def _convolution_calls(name: str, normal: Callable[..., Tensor], device: torch.d
     }
 
 
-def _talk_calls(normal: Callable[..., Tensor], device: torch.device) -> dict[str, tuple]:
-    x, grad = normal(LENGTH, BATCH, CHANNELS), normal(LENGTH, BATCH, CHANNELS)
-    left, right = (normal(LENGTH, BATCH, HEADS).sigmoid() * factor for factor in (1, 1.5))
-    state, grad_state = normal(2, BATCH, CHANNELS), normal(REACH, BATCH, CHANNELS)
-    full = (x, left, right, torch.tensor([LENGTH, 4], device=device), None, REACH, REACH)
+def _talk_calls(shape: Shape, normal: Callable[..., Tensor], device: torch.device) -> dict[str, tuple]:
+    size, reach = (shape.length, BATCH), shape.reach
+    x, grad = normal(*size, shape.channels), normal(*size, shape.channels)
+    left, right = (normal(*size, shape.heads).sigmoid() * factor for factor in (1, 1.5))
+    state, grad_state = (normal(rows, BATCH, shape.channels) for rows in (2, min(2 + shape.length, reach)))
+    full = (x, left, right, torch.tensor([shape.length, 4], device=device), None, reach, reach)
     return {
         "talkconv": full,
         "talkconv_backward": (grad, *full, True, True, True),
-        "talkconv_step": (x, state, left, REACH),
-        "talkconv_step_backward": (grad, grad_state, x, state, left, REACH, True, True, True),
+        "talkconv_step": (x, state, left, reach),
+        "talkconv_step_backward": (grad, grad_state, x, state, left, reach, True, True, True),
     }
 
 
@@ -296,36 +334,36 @@ def _loss_calls(normal: Callable[..., Tensor], device: torch.device) -> dict[str
 
 
 def _norm_calls(normal: Callable[..., Tensor], device: torch.device) -> dict[str, tuple]:
-    grad, x, residual = (normal(ROWS, CHANNELS) for _ in range(3))
+    grad, x, residual = (normal(ROWS, WIDTH) for _ in range(3))
     seed = torch.tensor([1234567890123], device=device)
-    norm = (x, residual, normal(CHANNELS), normal(CHANNELS), seed, 0.3, NORM_EPSILON)
+    norm = (x, residual, normal(WIDTH), normal(WIDTH), seed, 0.3, NORM_EPSILON)
     return {"dropout_add_norm": norm, "dropout_add_norm_backward": (grad, *norm, True, True, True, True)}
 
 
 def _relu_calls(normal: Callable[..., Tensor], device: torch.device) -> dict[str, tuple]:
-    grad, x, seed = normal(ROWS, CHANNELS), normal(ROWS, CHANNELS), torch.tensor([1234567890123], device=device)
+    grad, x, seed = normal(ROWS, WIDTH), normal(ROWS, WIDTH), torch.tensor([1234567890123], device=device)
     return {"relu_dropout": (x, seed, 0.3), "relu_dropout_backward": (grad, x.relu(), seed, 0.3)}
 
 
-_COMPARISONS: dict[str, Callable[..., None]] = {
-    "lightconv": partial(_compare_convolution, "lightconv"),
-    "dynamicconv": partial(_compare_convolution, "dynamicconv"),
-    "talkconv": _compare_talk,
-    "label_smoothed_nll_loss": _compare_loss,
-    "dropout_add_layer_norm": _compare_norm,
-    "relu_dropout": _compare_relu,
-    "ring_step": selfcheck_decoding.compare_ring,
-    "best_words": selfcheck_decoding.compare_best,
+_COMPARISONS: dict[str, list[Callable[..., None]]] = {
+    "lightconv": [partial(_compare_convolution, "lightconv", shape) for shape in SHAPES],
+    "dynamicconv": [partial(_compare_convolution, "dynamicconv", shape) for shape in SHAPES],
+    "talkconv": [partial(_compare_talk, shape) for shape in SHAPES],
+    "label_smoothed_nll_loss": [_compare_loss],
+    "dropout_add_layer_norm": [_compare_norm],
+    "relu_dropout": [_compare_relu],
+    "ring_step": [selfcheck_decoding.compare_ring],
+    "best_words": [selfcheck_decoding.compare_best],
 }
-_CALLS: dict[str, Callable[..., dict[str, tuple]]] = {
-    "lightconv": partial(_convolution_calls, "lightconv"),
-    "dynamicconv": partial(_convolution_calls, "dynamicconv"),
-    "talkconv": _talk_calls,
-    "label_smoothed_nll_loss": _loss_calls,
-    "dropout_add_layer_norm": _norm_calls,
-    "relu_dropout": _relu_calls,
-    "ring_step": selfcheck_decoding.ring_calls,
-    "best_words": selfcheck_decoding.best_calls,
+_CALLS: dict[str, list[Callable[..., dict[str, tuple]]]] = {
+    "lightconv": [partial(_convolution_calls, "lightconv", shape) for shape in SHAPES],
+    "dynamicconv": [partial(_convolution_calls, "dynamicconv", shape) for shape in SHAPES],
+    "talkconv": [partial(_talk_calls, shape) for shape in SHAPES],
+    "label_smoothed_nll_loss": [_loss_calls],
+    "dropout_add_layer_norm": [_norm_calls],
+    "relu_dropout": [_relu_calls],
+    "ring_step": [selfcheck_decoding.ring_calls],
+    "best_words": [selfcheck_decoding.best_calls],
 }
 
 
@@ -344,15 +382,16 @@ def decoding_error(architecture: str = "dynamicconv", device: str = "cpu") -> fl
     for side in ("encoder", "decoder"):
         for option, value in (("embed_dim", 16), ("ffn_embed_dim", 16), ("attention_heads", 2), ("layers", 1)):
             setattr(config, f"{side}_{option}", value)
-        setattr(config, f"{side}_kernel_size_list", [KERNEL_SIZE])
+        setattr(config, f"{side}_kernel_size_list", [7])
     model = models.build_model(OmegaConf.structured(config), task).to(device).eval()
 
-    tokens = torch.arange(4, 4 + LENGTH).repeat(BATCH, 1).to(device)
+    length = 6
+    tokens = torch.arange(4, 4 + length).repeat(BATCH, 1).to(device)
     with torch.no_grad():
-        encoded = model.encoder(tokens, torch.full((BATCH,), LENGTH, device=device))
+        encoded = model.encoder(tokens, torch.full((BATCH,), length, device=device))
         whole, _ = model.decoder(tokens, encoder_out=encoded)
         state: dict = {}
         steps = [
-            model.decoder(tokens[:, : t + 1], encoder_out=encoded, incremental_state=state)[0] for t in range(LENGTH)
+            model.decoder(tokens[:, : t + 1], encoder_out=encoded, incremental_state=state)[0] for t in range(length)
         ]
-    return (torch.cat(steps, dim=1) - whole).abs().nan_to_num(torch.inf).max().item()
+    return difference(torch.cat(steps, dim=1), whole)

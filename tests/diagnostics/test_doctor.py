@@ -1,6 +1,7 @@
 """`lightconv doctor`: a good installation, one without fairseq, and each problem that it finds."""
 
 import functools
+import itertools
 import json
 import math
 import os
@@ -14,7 +15,7 @@ import torch
 
 from lightconv_plugin import ops
 from lightconv_plugin.cli import main
-from lightconv_plugin.diagnostics import checks, selfcheck
+from lightconv_plugin.diagnostics import checks, explain, selfcheck
 from lightconv_plugin.modules import products
 from lightconv_plugin.ops import backends, reference
 from lightconv_plugin.ops.artifacts import NativeError
@@ -167,15 +168,15 @@ def test_the_expectation_of_talkconv_is_right(causal):
     """Against autograd through the band of shares, clip(reach − distance + 1, 0, 1)."""
     x, grad = torch.randn(6, 2, 12, dtype=torch.float64), torch.randn(6, 2, 12, dtype=torch.float64)
     left, right = (1.5 * torch.rand(6, 2, 3, dtype=torch.float64) for _ in range(2))
-    leaves = [tensor.clone().requires_grad_() for tensor in ((x, left) if causal else (x, left, right))]
+    leaves, reach = [tensor.clone().requires_grad_() for tensor in ((x, left) if causal else (x, left, right))], 4
     distance = torch.arange(6) - torch.arange(6).view(6, 1, 1, 1)  # (T, 1, 1, T): how far to the right of t
-    band = (leaves[1].unsqueeze(-1) * selfcheck.REACH + distance + 1).clamp(0, 1) * (distance < 0) + (distance == 0)
+    band = (leaves[1].unsqueeze(-1) * reach + distance + 1).clamp(0, 1) * (distance < 0) + (distance == 0)
     if not causal:
-        band = band + (leaves[2].unsqueeze(-1) * selfcheck.REACH - distance + 1).clamp(0, 1) * (distance > 0)
-    band = band / (selfcheck.REACH * (1 if causal else 2) + 1)
+        band = band + (leaves[2].unsqueeze(-1) * reach - distance + 1).clamp(0, 1) * (distance > 0)
+    band = band / (reach * (1 if causal else 2) + 1)
     want = torch.einsum("tbhs,sbhr->tbhr", band, leaves[0].unflatten(2, (3, 4))).flatten(2)
     want.backward(grad)
-    results = selfcheck.expected_talk(x, left, None if causal else right, grad)
+    results = selfcheck.expected_talk(x, left, None if causal else right, grad, reach)
     for got, expected in zip(results, (want.detach(), *(leaf.grad for leaf in leaves)), strict=False):
         torch.testing.assert_close(got, expected)
     assert (results[3] is None) == causal
@@ -260,6 +261,34 @@ def test_a_kernel_that_differs_from_the_reference_is_found(operator, wrong, no_f
     (name,) = (name for name in selfcheck.OPERATORS if name.startswith(operator.partition("_")[0]))
     found = statuses(checks.examine(), checks.FAILURE)[f"{name} on cpu, float32"]
     assert "with all options from the reference by up to" in found.detail
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_every_path_of_the_kernels_is_checked(dtype, monkeypatch):
+    if backends.backend("cpu") == "reference":
+        pytest.skip(backends.decision("cpu").reason)
+    like, seen, wanted = torch.empty(0, dtype=dtype), set(), {("talkconv_step", "one by one")}
+
+    def record(module, operator):
+        call = getattr(module, operator)
+
+        def recorded(*arguments):
+            result = call(*arguments)
+            seen.add((operator, torch.ops.lightconv.last_path(like)))
+            return result
+
+        monkeypatch.setattr(module, operator, recorded)
+
+    record(ops, "talkconv_step")
+    selfcheck.operator_error("talkconv", torch.device("cpu"), dtype)
+    for name in explain.OPERATORS:
+        for operator in (name, f"{name}_backward"):
+            record(reference, operator)  # which the self-check calls after the kernel
+            for per_head, size in itertools.product((1, 2, 3, 4, 8, 16, 64), (1, 3, 7, 16, 17, 31)):
+                path = torch.ops.lightconv.explain(like, name, operator != name, per_head, 1, size).splitlines()[-1]
+                wanted.add((operator, path.split("\t")[0]))
+        selfcheck.reference_error(name, torch.device("cpu"), dtype)
+    assert seen >= wanted
 
 
 # ------------------------------------------------------------------------------------------------ backends
