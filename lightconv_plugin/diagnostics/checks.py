@@ -5,6 +5,7 @@ Every finding is one line; a problem has a remedy. A missing fairseq is not a fa
 
 import importlib.util
 import json
+import math
 import os
 import platform
 import re
@@ -59,7 +60,7 @@ class Finding:
 
 @dataclass
 class DoctorReport:
-    """All findings; `values` holds the machine-readable part."""
+    """All findings; `values` holds the machine-readable part, in which an infinite error is None."""
 
     findings: list[Finding] = field(default_factory=list)
     values: dict = field(default_factory=dict)
@@ -98,6 +99,7 @@ class DoctorReport:
         return json.dumps(
             {"ok": self.ok, **self.values, "findings": [asdict(finding) for finding in self.findings]},
             ensure_ascii=False,
+            allow_nan=False,
         )
 
 
@@ -385,11 +387,13 @@ def _operator(report: DoctorReport, where: str, name: str, device: str, dtype) -
     from lightconv_plugin.ops import backends
 
     place, tolerance = torch.device(device), selfcheck.TOLERANCE[dtype]
-    error = report.values["self_check"][where] = selfcheck.operator_error(name, place, dtype)
+    error = selfcheck.operator_error(name, place, dtype)
+    report.values["self_check"][where] = error if math.isfinite(error) else None
     detail = f"forward, backward and step differ from float64 by up to {error:.1e}"
     good = error <= tolerance
     if backends.backend(place.type) != "reference":
-        error = report.values["against_reference"][where] = selfcheck.reference_error(name, place, dtype)
+        error = selfcheck.reference_error(name, place, dtype)
+        report.values["against_reference"][where] = error if math.isfinite(error) else None
         detail += f", with all options from the reference by up to {error:.1e}"
         good = good and error <= tolerance
     detail += f" (allowed: {tolerance:.0e})"

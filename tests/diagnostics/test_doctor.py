@@ -239,6 +239,15 @@ def test_a_wrong_operator_is_found(operator, wrong, no_fairseq, monkeypatch, cap
     assert "-> please report this" in out
 
 
+def test_the_json_about_a_nan_has_null(no_fairseq, monkeypatch, capsys):
+    """JSON knows neither NaN nor Infinity, which Python writes and reads."""
+    monkeypatch.setattr(ops, "lightconv", spoiled(ops.lightconv, WRONG["nan"][0]))
+    assert main.main(["doctor", "--json"]) == 1
+    said = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+    assert said["self_check"]["lightconv on cpu, float32"] is None
+    assert said["against_reference"]["lightconv on cpu, float32"] < 1e-5
+
+
 @pytest.mark.parametrize("operator", selfcheck.DIFFERENTIABLE)
 def test_a_wrong_gradient_is_found(operator, no_fairseq, monkeypatch):
     monkeypatch.setattr(ops, operator, spoiled(getattr(ops, operator), Backward.apply))
