@@ -79,7 +79,7 @@ def _read_model(
     if opened is None:
         return
     _add_languages(run, opened.task)
-    subset = loading.split_of(opened.folder)
+    subset = loading.split_of(opened.folder, opened.task)
     missing = [opened.missing] if opened.missing else []
     if opened.task is not None:
         with _noting(missing, f"the data's subset {subset} cannot be read"):

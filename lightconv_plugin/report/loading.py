@@ -14,6 +14,7 @@ from lightconv_plugin.errors import InputError
 from lightconv_plugin.paths import short
 from lightconv_plugin.quiet import quietly
 from lightconv_plugin.report.kernels import LONGEST_SHOWN
+from lightconv_plugin.scoring.measuring import stem_of
 
 # How many positions kernels are gathered from: enough for a stable mean; takes seconds for a small model on a CPU.
 MOST_SENTENCES, MOST_TOKENS = 64, 3000
@@ -125,9 +126,15 @@ def _dictionary(parameters: dict[str, torch.Tensor], side: str):
     return dictionary
 
 
-def split_of(folder: Path) -> str:
-    """The subset that sentences are taken from: test if the binarised data have it, otherwise valid."""
-    return "test" if any(folder.glob("test.*idx")) else "valid"
+def split_of(folder: Path, task) -> str:
+    """The subset that sentences are taken from: test if the binarised data have it, with references; or else valid."""
+    settings = getattr(task, "cfg", None) or getattr(task, "args", None)
+    source, target = (getattr(settings, name, None) for name in ("source_lang", "target_lang"))
+    if source and target:
+        there = Path(f"{stem_of(folder, 'test', source, target)}.{target}.idx").is_file()
+    else:
+        there = any(folder.glob("test.*idx"))
+    return "test" if there else "valid"
 
 
 def load_dataset(task, split: str):

@@ -206,6 +206,17 @@ def test_data_bin_takes_the_place_of_what_the_checkpoint_names(trained, tmp_path
         assert ("No kernels of dynamic, window_attention" in text) == missing
 
 
+def test_a_test_set_without_references_leaves_the_validation_set(trained, tmp_path):
+    """As fairseq-preprocess --only-source writes it."""
+    shutil.copytree(trained.data, tmp_path / "data")
+    for path in (tmp_path / "data").glob("test.de-en.en.*"):
+        path.unlink()
+    assert report(trained.hybrid, "-o", tmp_path / "report.html", "--data-bin", tmp_path / "data") == 0
+    text = Tags((tmp_path / "report.html").read_text(encoding="utf-8")).text
+    assert "missing or noteworthy" not in text
+    assert "sentences of valid" in text and "beam search, beam 5" in text
+
+
 def test_data_of_another_vocabulary_are_refused_on_the_page(trained, tmp_path):
     shutil.copytree(trained.plain, tmp_path / "data")
     (tmp_path / "data" / "dict.txt").write_text("one 1\n")
