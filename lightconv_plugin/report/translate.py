@@ -69,7 +69,8 @@ def search(model, task, cfg_generation, subset: str, number: int) -> list[tuple[
         source, reference = sample["net_input"]["src_tokens"][0], sample["target"][0]
         texts = (
             join_subwords(task.source_dictionary.string(source[source != task.source_dictionary.pad()])),
-            join_subwords(task.target_dictionary.string(reference[reference != pad])),
+            # As fairseq-generate prints references, so that they are recognised in its logs.
+            join_subwords(task.target_dictionary.string(reference[reference != pad], escape_unk=True)),
             join_subwords(task.target_dictionary.string(best[best != pad])),
         )
         translations.append(texts)

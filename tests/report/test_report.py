@@ -127,24 +127,33 @@ def test_scores_and_translations_are_there(page, trained):
     assert "missing or noteworthy" not in text
 
 
-def test_translations_of_a_search_are_those_of_a_log(page, trained, tmp_path):
-    """fairseq-generate's own log gives the same sentences and, with its options, the same translations."""
-    run = tmp_path / "run"
+def test_translations_of_a_search_are_those_of_a_log(trained, tmp_path):
+    """fairseq-generate's own log has the same sentences, with an unknown word too, and the same translations."""
+    data, run = tmp_path / "data", tmp_path / "run"
+    shutil.copytree(trained.data, data)
     shutil.copytree(trained.hybrid, run)
     (run / "errors").mkdir()
+    for lang, added in (("de", ""), ("en", " unheard")):
+        lines = (trained.data.parent / f"test.{lang}").read_text().splitlines()
+        (tmp_path / f"test.{lang}").write_text("".join(f"{line}{added}\n" for line in lines))
+    fairseq_cli.run(
+        *("preprocess", "--source-lang=de", "--target-lang=en", "--testpref", tmp_path / "test", "--destdir", data),
+        *("--srcdict", data / "dict.de.txt", "--tgtdict", data / "dict.en.txt"),
+    )
     log = fairseq_cli.run(
-        "generate", trained.data, "--user-dir", fairseq_cli.USER_DIR, "--path", run / "checkpoint_best.pt",
+        "generate", data, "--user-dir", fairseq_cli.USER_DIR, "--path", run / "checkpoint_best.pt",
         *"--beam 5 --max-len-a 2 --max-len-b 20 --cpu --required-batch-size-multiple 1".split(),
     )  # fmt: skip
     (run / "checkpoint_best.test.gen").write_text(log)
-    assert report(run, "-o", tmp_path / "report.html", "--sentences", 3) == 0
-    text = (tmp_path / "report.html").read_text(encoding="utf-8")
+    page = tmp_path / "report.html"
+    assert report(run, trained.hybrid, "-o", page, "--sentences", 3, "--data-bin", data) == 0
+    text = page.read_text(encoding="utf-8")
     assert "the log of checkpoint_best" in text and "BLEU, tokenised" in text
-
-    def samples(content):
-        return re.findall(r"<dt>(?:source|reference|hy brid|run)</dt><dd>(.*?)</dd>", content)
-
-    assert samples(text) == samples(page)
+    samples = [dict(re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", part)) for part in text.split('class="sample"')[1:]]
+    assert len(samples) == 3
+    for sample in samples:
+        assert sample["reference"].endswith("&lt;&lt;unk&gt;&gt;")
+        assert sample["run"] == sample["hy brid"]
 
 
 def test_the_page_can_be_published(trained, tmp_path, monkeypatch):
