@@ -19,6 +19,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
+from lightconv_plugin.progress import say
 from lightconv_plugin.records.trainings import Record, Training
 from lightconv_plugin.report.kernels import Layer
 
@@ -51,6 +52,11 @@ _STYLE: dict[Any, Any] = {
     "figure.facecolor": "none",
     "savefig.facecolor": "none",
 }
+# Of .png and .pdf, the first that has a character: matplotlib's own, and those of Chinese, Japanese and Korean.
+_FONTS = (
+    "DejaVu Sans", "Noto Sans CJK JP", "Source Han Sans", "IPAexGothic", "IPAGothic",
+    "WenQuanYi Micro Hei", "WenQuanYi Zen Hei", "Droid Sans Fallback",
+)  # fmt: skip
 _numbers = itertools.count()
 
 
@@ -200,7 +206,10 @@ def kernel_figure(columns: Sequence[tuple[str, Sequence[Layer], Sequence[str]]],
     height = max(3.2, *(_height(layers) for _, layers, _ in columns))
     widths = [height + 0.75 if over_time else 4.2 for over_time in mapped]
     style = {name: _BOTH if value in (_INK, _GRID) else value for name, value in _STYLE.items()}
-    with _context(), matplotlib.rc_context(style):
+    if form != "svg":
+        style["font.family"] = list(_FONTS)
+    with _context(), matplotlib.rc_context(style), warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
         figure = Figure((sum(widths), height + 0.75))
         wide, high = figure.get_size_inches()
         for (title, layers, tokens), over_time, width, end in zip(
@@ -216,6 +225,11 @@ def kernel_figure(columns: Sequence[tuple[str, Sequence[Layer], Sequence[str]]],
                 _column(figure, layers, left, width - 0.6, 0.25)
         out = io.BytesIO()
         figure.savefig(out, format=form, dpi=200, metadata={"Date": None} if form == "svg" else None)
+    texts = [str(warning.message) for warning in caught]
+    missing = sorted({chr(int(text.split()[1])) for text in texts if text.startswith("Glyph ")})
+    if missing and form != "svg":  # whose text is drawn with the reader's fonts
+        shown = " ".join(missing[:5]) + " …" * (len(missing) > 5)
+        say(f"no font for {shown}: the .{form} has boxes in their place; install Noto Sans CJK, or write a .svg")
     return out.getvalue()
 
 

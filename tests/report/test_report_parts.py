@@ -386,6 +386,19 @@ def test_a_figure_of_several_models_stands_on_any_background():
     assert plots.kernel_figure(columns, "pdf").startswith(b"%PDF")
 
 
+@pytest.mark.parametrize(
+    "form, fonts, missing",
+    [("png", (), "日 \ue000"), ("png", ("None", "STIXNonUnicode"), "日"), ("pdf", (), "日 \ue000"), ("svg", (), "")],
+)
+def test_characters_that_no_font_has_are_said_in_one_line(form, fonts, missing, monkeypatch, capsys, recwarn):
+    monkeypatch.setattr(plots, "_FONTS", ("DejaVu Sans", *fonts))
+    over_time = layer_of(np.eye(4), maps=[np.tril(np.full((3, 4, 4), 0.25))])
+    plots.kernel_figure([("one", [over_time], ["a", "日", "日", "\ue000"])], form)
+    said = capsys.readouterr().err
+    assert said.startswith(f"no font for {missing}: the .{form} has boxes" if missing else "")
+    assert said.count("\n") == bool(missing) and not recwarn.list
+
+
 def test_a_picture_of_nothing_but_zeros_or_nan_is_drawn():
     for value in (0.0, np.nan):
         pixels = image_of(plots.kernels([layer_of(np.full((3, 3), value))], "test"))
