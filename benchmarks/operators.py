@@ -5,7 +5,7 @@
     python -m benchmarks.operators --device cuda --dtype bfloat16 --shapes short sweep --operators dynamicconv
 
 Passes: `forward` without gradients; `backward`: only the gradients of x and the filters; `both`: forward and backward
-as in training. *Bytes*, on a CPU: the time for the bytes of a pass at the rate of copying x in the same rounds.
+as in training. *Bytes*, on a CPU: the time for the bytes of a pass at the rate of copying x in its rounds.
 Floor: the minimum time for the bytes and the operations of a pass (floors.py), at the rates of this machine in the same
 run. timing.py measures time and memory; candidates.py and gpu_peers.py define the peers. A peer that fails, or computes
 other numbers than ours, is listed at the end and does not affect other results. The JSON is written after every case.
@@ -147,16 +147,16 @@ def _measure(
             peak = _try(lambda candidate=candidate: timing.peak_bytes(candidate.both, device), candidate, timings)
             timings[candidate.name]["peak_bytes"] = peak
     everyone = [c for c in everyone if "error" not in timings[c.name]]
-    copied = None
+    copied: dict[str, float] = {}
     for name in passes:
         calls = {c.name: _call(c, name, timings) for c in everyone}
         calls = {candidate: call for candidate, call in calls.items() if call is not None}
-        if name == "forward" and device.type == "cpu":
+        if device.type == "cpu":
             target = torch.empty_like(arguments.x)
             calls[_COPY] = lambda x=arguments.x, target=target: target.copy_(x)
         for candidate, seconds in timing.interleaved(calls, repeats, timer).items():
             if candidate == _COPY:
-                copied = timing.summary(seconds)["median_s"]
+                copied[name] = timing.summary(seconds)["median_s"]
             else:
                 timings[candidate][name] = timing.summary(seconds)
         del calls
@@ -169,7 +169,7 @@ def _measure(
         "floor": {
             p: asdict(work[p])
             | {"seconds": work[p].seconds(rates), "bound": work[p].bound(rates)}
-            | ({"bytes_as_copy_s": work[p].bytes * copied / (2 * arguments.x.nbytes)} if copied else {})
+            | ({"bytes_as_copy_s": work[p].bytes * copied[p] / (2 * arguments.x.nbytes)} if copied else {})
             for p in passes
         },
         "candidates": timings,
