@@ -9,7 +9,8 @@ the sentence, and every system makes equally many steps. With --data, trained mo
 shown with the speed: batches of similar lengths, then the first sentences one by one for the latency.
 
 On a CPU, each system runs in its own process, since spinning threads of one engine would slow down the next. Peak is
-then its memory for model, packed weights and a batch; on a GPU, only that of a batch.
+then its memory for model, packed weights and a batch (CTranslate2 has its weights twice for several sentences, once for
+each way to use its threads); on a GPU, only that of a batch.
 "(ours)" alone is our search with our model in its own type; "bfloat16" and "int8" are the types of its linear layers.
 CTranslate2 (`pip install ctranslate2`) runs fairseq's Transformer with the same weights, in the models' type (on a CPU
 float32 only) and with 8-bit integers, with the same number of threads, used within a batch or across its sentences,
@@ -116,10 +117,7 @@ def _candidates(options: argparse.Namespace, device: torch.device, systems) -> d
 
 @dataclass(frozen=True)
 class Job:
-    """A candidate with random weights, and what it is built from. folder: for CTranslate2's model.
-
-    sources, targets: translations for checking CTranslate2 against the model that it was converted from.
-    """
+    """A candidate with random weights, and what it is built from. saved: CTranslate2's model."""
 
     candidate: Candidate
     preset: Any
@@ -127,31 +125,43 @@ class Job:
     dtype: str
     device: str
     tiny: bool
-    folder: Path
-    sources: Batch
-    targets: Batch
+    saved: Path | None
 
     def __call__(self) -> Any:
         from benchmarks import systems
 
         words = systems.dictionary(self.preset.vocabulary)
-        model = systems.build(self.candidate.model, self.preset, systems.task(words), tiny=self.tiny)
         device, kind = torch.device(self.device), self.candidate.dtype
+        if self.saved is not None:
+            from benchmarks import ctranslate2_peer
+
+            return ctranslate2_peer.EngineSearch(self.saved, words, words, self.settings, device, kind)
+        model = systems.build(self.candidate.model, self.preset, systems.task(words), tiny=self.tiny)
         if self.candidate.search == TRANSFORMERS:
             from benchmarks import marian_peer
 
             return marian_peer.MarianSearch(model, words, self.settings, device, machine.DTYPES[self.dtype])
-        if self.candidate.search != CTRANSLATE2:
-            model = model.to(device, machine.DTYPES[self.dtype])
-            graphs = self.candidate.graphs
-            return TorchSearch(self.candidate.search, model, words, self.settings, device, kind, graphs)
-        from benchmarks import ctranslate2_peer
+        model = model.to(device, machine.DTYPES[self.dtype])
+        return TorchSearch(self.candidate.search, model, words, self.settings, device, kind, self.candidate.graphs)
 
-        folder = ctranslate2_peer.save(model, words, words, Path(tempfile.mkdtemp(dir=self.folder)) / kind, kind)
-        search = ctranslate2_peer.EngineSearch(folder, words, words, self.settings, device, kind)
-        if kind == "float32":
-            ctranslate2_peer.check(search, model, self.sources, self.targets)
-        return search
+
+def _saved(candidate: Candidate, preset: Any, tiny: bool, folder: Path, sources: Batch, targets: Batch) -> Path | None:
+    """CTranslate2's model, converted here so that the process whose memory is measured never holds fairseq's.
+
+    sources, targets: translations for checking the engine against the model that it was converted from.
+    """
+    if candidate.search != CTRANSLATE2:
+        return None
+    from benchmarks import ctranslate2_peer, systems
+
+    words, kind = systems.dictionary(preset.vocabulary), candidate.dtype
+    model = systems.build(candidate.model, preset, systems.task(words), tiny=tiny)
+    saved = ctranslate2_peer.save(model, words, words, folder / kind, kind)
+    if kind == "float32":
+        cpu = torch.device("cpu")
+        search = ctranslate2_peer.EngineSearch(saved, words, words, SearchSettings(), cpu, kind)
+        ctranslate2_peer.check(search, model, sources, targets)
+    return saved
 
 
 def _random(options: argparse.Namespace, device: torch.device) -> dict:
@@ -169,10 +179,13 @@ def _random(options: argparse.Namespace, device: torch.device) -> dict:
     sources, targets = sample["net_input"]["src_tokens"].tolist(), sample["target"].tolist()
     settings = []
     with tempfile.TemporaryDirectory() as folder:
+        given = (preset, options.quick, Path(folder), sources[:2], targets[:2])
+        saved = {name: _saved(candidate, *given) for name, candidate in candidates.items()}
         for beam in beams:
             search = SearchSettings(beam, length=length)
-            given = (preset, search, options.dtype, device.type, options.quick, Path(folder), sources[:2], targets[:2])
-            places = isolated.begin({name: Job(candidate, *given) for name, candidate in candidates.items()}, device)
+            rest = (preset, search, options.dtype, device.type, options.quick)
+            jobs = {name: Job(candidate, *rest, saved[name]) for name, candidate in candidates.items()}
+            places = isolated.begin(jobs, device)
             try:
                 for measured in _sizes(places, sizes, sources, options):
                     settings.append({"beam": beam, "length": length, **measured})
@@ -202,8 +215,10 @@ def _sizes(places: dict, sizes: list[int], sources: Batch, options: argparse.Nam
         for number in range(1 + repeats):
             for name, place in places.items():
                 (taken,), _ = place.translate([sources[:size]])
-                if number:  # the first is the warm-up
+                if number:
                     seconds[name].append(taken)
+                else:  # the warm-up
+                    place.forget_peak()
         systems = {name: _measured(parameters[name], values, size) for name, values in seconds.items()}
         for name, place in places.items():
             systems[name]["peak_bytes"] = place.peak_bytes()

@@ -18,6 +18,7 @@ from benchmarks.report import BenchmarkError
 from lightconv_plugin.quiet import quietly
 
 _STATUS = Path("/proc/self/status")
+_CLEAR = Path("/proc/self/clear_refs")
 _REST = 0.25  # seconds for the previous process's threads to go to sleep
 
 
@@ -47,6 +48,10 @@ class Isolated:
         """(seconds for each batch in sequence, their translations)."""
         time.sleep(_REST)
         return self._ask("translate", batches)
+
+    def forget_peak(self) -> None:
+        """Let peak_bytes tell of no more than the calls from here on, and of what is in memory now."""
+        self._ask("forget", None)
 
     def peak_bytes(self) -> int | None:
         """Peak memory of model, search and translations, without the libraries; None if unknown."""
@@ -85,6 +90,9 @@ class OnGPU:
     def translate(self, batches: list) -> tuple[list[float], list[list[list[int]]]]:
         return _translate(self._search, batches)
 
+    def forget_peak(self) -> None:
+        """The peak is that of one call anyway."""
+
     def peak_bytes(self) -> int | None:
         """Peak memory of the last call of translate, without what was allocated before it."""
         return self._search.peak_bytes
@@ -117,6 +125,8 @@ def _serve(connection, build: Callable[[], Any], threads: int) -> None:
             connection.send(search.parameters)
             while True:
                 what, argument = connection.recv()
+                if what == "forget":
+                    before = before if _forgotten() else None  # a peak that cannot be forgotten is no answer
                 connection.send(_translate(search, argument) if what == "translate" else _peak(before))
         except BenchmarkError as error:
             connection.send(error)
@@ -143,6 +153,15 @@ def _peak(before: int | None) -> int | None:
         return None
     children = [process.pid for process in multiprocessing.active_children()]
     return _resident("VmHWM") - before + sum(_private(pid) for pid in children)
+
+
+def _forgotten() -> bool:
+    """Lower the high-water mark to the memory in use; False if the system does not allow it."""
+    try:
+        _CLEAR.write_text("5", encoding="ascii")
+    except OSError:
+        return False
+    return True
 
 
 def _private(pid: int) -> int:

@@ -208,7 +208,7 @@ def memory() -> Table:
         [title, *(cell(of[name]["peak_bytes"], Form(0, 2**20)) for name in systems)]
         for title, of in _settings("cpu_generation").items()
     ]
-    return Table(source("cpu_generation"), ["", "ours", "CTranslate2"], rows)
+    return Table(source("cpu_generation"), ["", "ours", "CTranslate2 and its conversion"], rows)
 
 
 def translation() -> Table:

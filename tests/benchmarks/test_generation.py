@@ -1,6 +1,7 @@
 """benchmarks.generation: every search does the work that it is timed for; tables, JSON, errors."""
 
 import json
+import mmap
 import os
 
 import pytest
@@ -129,6 +130,35 @@ def test_what_fails_in_a_process_is_told(when, said):
     assert not place._process.is_alive()
 
 
+class Hungry:
+    """Holds 256 MiB for a moment while it is built, and as many as a sentence has tokens for each translation."""
+
+    parameters = None
+
+    def __call__(self):
+        self.translate([range(256)])
+        return self
+
+    def translate(self, batch):
+        with mmap.mmap(-1, len(batch[0]) << 20) as memory:  # malloc might keep what is freed
+            for page in range(0, len(memory), mmap.PAGESIZE):
+                memory[page] = 1
+        return [[]]
+
+
+@pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="needs Linux's high-water mark")
+def test_a_peak_is_of_the_translations_since_it_was_forgotten():
+    place = isolated.Isolated(Hungry(), threads=1)
+    place.parameters()
+    peaks = [place.peak_bytes()]
+    for size in (96, 1):
+        place.forget_peak()
+        place.translate([[range(size)]])
+        peaks.append(place.peak_bytes())
+    place.close()
+    assert [round(peak / 2**20, -1) // 64 for peak in peaks] == [4, 1, 0]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -170,6 +200,15 @@ def test_ctranslate2_runs_the_same_model(words, batch, tmp_path):
             torch.nn.init.normal_(other.decoder.layers[0].fc1.weight)
             with pytest.raises(report.BenchmarkError, match="CTranslate2 computes another model"):
                 ctranslate2_peer.check(search, other, batch, batch[::-1])
+
+
+def test_ctranslate2_is_measured_without_the_model_that_it_was_converted_from(words, batch, tmp_path, monkeypatch):
+    pytest.importorskip("ctranslate2")
+    candidate = searches.Candidate(systems.TRANSFORMER, searches.CTRANSLATE2, "int8")
+    saved = generation._saved(candidate, SMALL, True, tmp_path, batch, batch)
+    monkeypatch.setattr(systems, "build", None)
+    search = generation.Job(candidate, SMALL, SearchSettings(beam=2, length=7), "float32", "cpu", True, saved)()
+    assert [len(tokens) for tokens in search.translate(batch)] == [7] * len(batch)
 
 
 def test_on_a_gpu_ctranslate2_has_half_precision(monkeypatch):
