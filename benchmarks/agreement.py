@@ -70,7 +70,10 @@ def main(arguments: list[str] | None = None) -> None:
             raise BenchmarkError(f"--source has {len(lines)} lines, the test set of --data {len(theirs)} sentences")
         if options.quick:
             lines = lines[:40]
-        found = {"Translator": _translator(directory, lines), "transformers": _transformers(directory, lines, options)}
+        found = {
+            "Translator": _translator(directory, lines, options),
+            "transformers": _transformers(directory, lines, options),
+        }
     results = {name: _compare(theirs, others, options.tie) for name, others in found.items()}
     rows = [
         [name, len(lines), result["same"], result["ties"], result["differ"], f"{result['largest_score_error']:.1e}"]
@@ -95,6 +98,8 @@ def main(arguments: list[str] | None = None) -> None:
 def _fairseq(options: argparse.Namespace) -> list[Found]:
     """Translations by fairseq's own SequenceGenerator, without joining subwords."""
     arguments = ["--beam", str(options.beam), "--lenpen", str(options.lenpen), "--max-len-b", str(_LONGEST)]
+    if options.device == "cpu":
+        arguments.append("--cpu")
     text = fairseq_generate.generate_log(
         options.data, options.path, "test", [*arguments, "--task", "translation", "--post-process", "none"]
     )
@@ -106,8 +111,8 @@ def _fairseq(options: argparse.Namespace) -> list[Found]:
     return [found[number] for number in sorted(found)]
 
 
-def _translator(directory: Path, lines: list[str]) -> list[Found]:
-    with Translator(directory, max_len_b=_LONGEST, dtype="float32") as translator:
+def _translator(directory: Path, lines: list[str], options: argparse.Namespace) -> list[Found]:
+    with Translator(directory, max_len_b=_LONGEST, dtype="float32", device=options.device) as translator:
         return [Found(" ".join(t.tokens), t.score or 0.0) for t in translator.translate(lines)]
 
 
@@ -121,10 +126,10 @@ def _transformers(directory: Path, lines: list[str], options: argparse.Namespace
         raise BenchmarkError(f"{error.name} is not installed: {how_to_get('hf')}") from error
     words = open_exported(directory).target
     tokenizer = AutoTokenizer.from_pretrained(directory)
-    model = AutoModelForSeq2SeqLM.from_pretrained(directory).eval()
+    model = AutoModelForSeq2SeqLM.from_pretrained(directory).eval().to(options.device)
     found = []
     for first in range(0, len(lines), _BATCH):
-        batch = tokenizer(lines[first : first + _BATCH], padding=True, return_tensors="pt")
+        batch = tokenizer(lines[first : first + _BATCH], padding=True, return_tensors="pt").to(options.device)
         output = model.generate(
             **batch,
             num_beams=options.beam,

@@ -62,13 +62,15 @@ def main(arguments: list[str] | None = None) -> None:
     with tempfile.TemporaryDirectory() as folder:
         commands: dict[str, list[str]] = {_TORCH: [sys.executable, "-c", "import torch"]}
         for name, checkpoint in paths.items():
-            commands[f"{name}, checkpoint"] = _translate(str(checkpoint))
+            search = ["--beam", str(options.beam), "--lenpen", str(options.lenpen)]
+            data = ["--data", str(options.data)] if options.data else []
+            commands[f"{name}, checkpoint"] = _translate(checkpoint, options, *search, *data)
             for kind in _TYPES:
                 directory = Path(folder) / f"{name}-{kind}"
                 _export(checkpoint, directory, options, kind)
                 size = sum(path.stat().st_size for path in directory.iterdir())
                 models[f"{name}, {kind}"] = {"bytes": size, **_bleu(directory, sides, device.type)}
-                commands[f"{name}, {kind}"] = _translate(str(directory))
+                commands[f"{name}, {kind}"] = _translate(directory, options)
         start = _start_up(commands, sides[0][0], options.repeats or (1 if options.quick else 5))
     _print(models, start)
     if options.json:
@@ -133,7 +135,9 @@ def _bleu(directory: Path, sides: Sequence[Sequence[str]], device: str) -> dict:
     return {"bleu": score.score, "sentences_per_s": len(found) / seconds}
 
 
-def _translate(*arguments: str) -> list[str]:
+def _translate(path: Path, options: argparse.Namespace, *more: str) -> list[str]:
+    threads = ["--threads", str(options.threads)] if options.threads else []
+    arguments = [str(path), "--device", options.device, *threads, *more]
     return [sys.executable, "-m", "lightconv_plugin", "translate", *arguments]
 
 
