@@ -1,5 +1,6 @@
 """What the steps of the WMT tasks do with single texts: sources, test sets, splitting, words, Google's archive."""
 
+import importlib.util
 import json
 import random
 import tarfile
@@ -206,7 +207,8 @@ def test_chinese_is_divided_again_whatever_divided_it_before():
 
 
 def test_chinese_without_jieba_is_one_clear_line(monkeypatch, tmp_path):
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "jieba" else find_spec(name))
     with pytest.raises(InputError, match=r"wmt17_zh_en needs the package jieba, .* not installed: pip install jieba$"):
         tasks.prepare("wmt17_zh_en", ["--data", str(tmp_path)])
 
