@@ -158,13 +158,14 @@ std::tuple<Tensor, Tensor, Tensor> conv_step_backward(const OptionalTensor& grad
   return {dx.finish(), dstate.finish(), dweight};
 }
 
-// Of a full pass on the current device, all of whose rows are aligned.
+// Of a full pass on the current device, all of whose rows are aligned; backward for every gradient. Reads no memory.
 std::string explain_op(const Tensor& like, std::string_view op, bool backward, int64_t channels, int64_t heads,
                        int64_t kernel_size) {
   const c10::cuda::CUDAGuard guard(like.device());
   const auto describe = [&](auto& p) {
     set_problem(p, like.new_empty({1, 1, channels}), channels, heads);
     p.grad = p.x;
+    p.dx = {const_cast<void*>(p.x.data), p.x.stride_t, p.x.stride_b};
   };
   if (op == "talkconv") {
     lightconv::TalkBackwardParams p;
@@ -178,6 +179,7 @@ std::string explain_op(const Tensor& like, std::string_view op, bool backward, i
   p.kernel_size = checked_int(kernel_size, "the kernel size K");
   p.padding_l = p.kernel_size - 1;
   p.weight.stride_k = 1;
+  p.dweight = p.dx.data;
   return lightconv::explain(p, backward);
 }
 
