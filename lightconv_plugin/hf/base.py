@@ -197,13 +197,26 @@ class LightConvPreTrainedModel(PreTrainedModel):
         if past is not None:
             model_kwargs[CACHE] = past
 
-    def _get_logits_processor(self, *args: Any, **kwargs: Any) -> LogitsProcessorList:
-        found = super()._get_logits_processor(*args, **kwargs)  # type: ignore[misc]
+    def _get_logits_processor(self, generation_config: Any, *args: Any, **kwargs: Any) -> LogitsProcessorList:
+        self._check_source_words(generation_config)
+        found = super()._get_logits_processor(generation_config, *args, **kwargs)  # type: ignore[misc]
         for i, processor in enumerate(found):
             if type(processor) is ForcedEOSTokenLogitsProcessor:
                 end = processor.eos_token_id
                 found[i] = EndKeepsItsScore(processor.max_length, end, str(end.device))
         return found
+
+    def _check_source_words(self, generation_config: Any) -> None:
+        """ValueError for options that look up the source's ids among the target's words, if these are others."""
+        source, target = self.config.encoder_stack, self.config.decoder_stack
+        if source is None or source["vocab_size"] == target["vocab_size"]:
+            return
+        for name, usual in (("encoder_repetition_penalty", 1), ("encoder_no_repeat_ngram_size", 0)):
+            if (given := getattr(generation_config, name, None)) not in (None, usual):
+                raise ValueError(
+                    f"{name} needs a dictionary for both languages, got {given} for a model with "
+                    f"{source['vocab_size']} source and {target['vocab_size']} target words"
+                )
 
     def _get_stopping_criteria(
         self, generation_config: Any, stopping_criteria: Any, tokenizer: Any = None, **kwargs: Any

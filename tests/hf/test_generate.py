@@ -215,6 +215,14 @@ def test_scores_of_transitions_are_the_log_probabilities():
     close(found.sequences_scores, expected.masked_fill(after, 0).sum(1), 1e-4)
 
 
+def test_penalties_of_the_source_s_words_need_a_dictionary_for_both_languages():
+    """transformers looks the source's ids up among the target's scores."""
+    for name, value in (("encoder_repetition_penalty", 1.3), ("encoder_no_repeat_ngram_size", 2)):
+        with pytest.raises(ValueError, match=f"{name} needs a dictionary for both languages, got {value} for a model"):
+            seq2seq(source_vocab_size=50).generate(words(2, 4), **{name: value})
+        seq2seq().generate(words(2, 4), max_length=4, **{name: value})
+
+
 def test_what_is_not_supported_is_refused():
     model, prompt = language_model(), words(1, 4)
     with pytest.raises(ValueError, match="assisted generation is not supported with stateful models"):
