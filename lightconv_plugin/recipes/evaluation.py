@@ -51,11 +51,16 @@ def direction(languages: tuple[str, str]) -> tuple[str, ...]:
     return ("--source-lang", languages[0], "--target-lang", languages[1])
 
 
-def check_search(data: Path, options: Sequence[str], how: Measuring) -> None:
-    """Raise InputError for options of fairseq-generate that are wrong, or whose text it is unclear how to score."""
+def check_search(data: Path, options: Sequence[str], how: Measuring, warn: Callable[[str], None]) -> None:
+    """Raise InputError for options of fairseq-generate that are wrong, or whose text it is unclear how to score.
+
+    Warn of options with which the scores are not those of the model alone.
+    """
     config = fairseq_generate.parse_options([str(data), *fairseq_generate.DEFAULTS, *options])
     names = {chosen._name for chosen in (config.bpe, config.tokenizer) if chosen is not None}
     how.check_decoded(bool(names & DECODING), "the text")
+    if given := config.generation.prefix_size:
+        warn(f"--prefix-size {given}: each translation begins with words of its reference, which are scored with it")
 
 
 def results_of(checkpoint: Path, subset: str, log: str = "gen", values: str = "score") -> tuple[Path, Path]:
@@ -105,7 +110,7 @@ def evaluate(
             raise InputError(f"{how.raw_ref} has {lines} lines, but {subset} has {sentences} sentences")
     how.check_language()
     options = [*options, *direction(languages)]
-    check_search(data, options, how)
+    check_search(data, options, how, warn)
     log, result = results_of(checkpoint, subset)
     check_writable(log)
     say(f"generating for {subset}: {log}")

@@ -154,7 +154,7 @@ def tune(
         if by == "bleu_tok":
             how = replace(how, raw_ref=None)  # not needed, and not every corpus has one for its validation set
         search_options = [*options, *direction(languages)]
-        check_search(data, search_options, how)
+        check_search(data, search_options, how, warn)
     checkpoints, average = _checkpoints(save_dir, average, skip_missing, warn)
     if metric != "perplexity":
         check_direction(checkpoints[0], data, subset, languages, options)
