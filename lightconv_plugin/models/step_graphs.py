@@ -26,6 +26,7 @@ from fairseq.models.transformer import (
     TransformerEncoder,
     TransformerEncoderBase,
 )
+from fairseq.modules import quant_noise, quantization
 from fairseq.optim.amp_optimizer import AMPOptimizer
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -59,7 +60,7 @@ class StepGraphs:
         sizes: number of sizes for which steps are recorded.
 
     Raises:
-        InputError: the model drops layers at random, which a recording cannot.
+        InputError: the model drops layers at random or quantises its weights, which a recording cannot.
     """
 
     def __init__(
@@ -76,6 +77,8 @@ class StepGraphs:
         for module in model.modules():
             if getattr(module, "encoder_layerdrop", 0) or getattr(module, "decoder_layerdrop", 0):
                 raise InputError("CUDA graphs: a model with LayerDrop needs other operations in every step")
+            if _quantised(module):
+                raise InputError("CUDA graphs: quantisation and its noise replace weights between steps")
         never_wait(model)
         self._model, self._criterion, self._recorder = model, criterion, recorder
         self._pad, self._left_pad, self._sizes = pad, (left_pad_source, left_pad_target), sizes
@@ -224,6 +227,13 @@ class _Size:
             self.numbers = set(logged) - tensors.keys()
         for name, value in tensors.items():
             self.out[name].copy_(value)
+
+
+def _quantised(module: nn.Module) -> bool:
+    """Whether fairseq's quantisation has replaced this layer, or its noise replaces the layer's weights."""
+    return type(module).__module__.startswith(quantization.__name__) or any(
+        hook.__module__ == quant_noise.__name__ for hook in module._forward_pre_hooks.values()
+    )
 
 
 class _Outside(TorchDispatchMode):

@@ -26,7 +26,7 @@ class Linear(nn.Linear):
     def forward(self, input: Tensor) -> Tensor:
         if _suits(input, self.weight):
             out = _Product.apply(input.reshape(-1, input.shape[-1]).contiguous(), self.weight, self.bias)
-            return out.reshape(*input.shape[:-1], self.out_features)
+            return out.reshape(*input.shape[:-1], out.shape[-1])  # not out_features: fairseq widens tied weights
         return super().forward(input)
 
 

@@ -9,6 +9,8 @@ pytest.importorskip("fairseq", reason="fairseq is not installed")
 
 from fairseq.criterions.label_smoothed_cross_entropy import LabelSmoothedCrossEntropyCriterion
 from fairseq.models.transformer import TransformerConfig, TransformerModelBase
+from fairseq.modules.quantization.pq.modules import PQLinear
+from fairseq.quantization_utils import quantize_model_scalar
 
 from lightconv_plugin.criterions.rdrop import RDropCriterion
 from lightconv_plugin.criterions.simcut import SimCutCriterion
@@ -271,6 +273,7 @@ class Counting(LabelSmoothedCrossEntropyCriterion):
     "options, loss, change, optimizer, message",
     [
         ({"encoder_layerdrop": 0.1}, criterion(), {}, PLAIN, "LayerDrop"),
+        ({"quant_noise_pq": 0.1}, criterion(), {}, PLAIN, "quantisation"),
         ({}, criterion(), {"prefix": 0}, PLAIN, "batches have prefix"),
         ({}, criterion(Counting), {}, PLAIN, "Counting logs longest"),
         ({}, criterion(report_accuracy=True), {}, PLAIN, "logs n_correct, total"),
@@ -282,6 +285,17 @@ def test_what_cannot_be_recorded_is_refused(options, loss, change, optimizer, me
         graphs = StepGraphs(model, loss, recorder=Recordings(), pad=PAD)
         for _ in range(2):
             graphs.step({**BATCHES[0], **change}, optimizer)
+
+
+def test_quantised_layers_are_refused():
+    """Those of --quant-noise-scalar, and those of common.quantization_config_path, made before the first step."""
+    scalar, product = (build("lightweightconv", **STILL).train() for _ in range(2))
+    quantize_model_scalar(scalar, SimpleNamespace(quant_noise_scalar=0.1))
+    assignments = torch.zeros(12, dtype=torch.long)
+    product.decoder.layers[0].fc1 = PQLinear(torch.zeros(2, 8), assignments, None, in_features=16, out_features=6)
+    for model in (scalar, product):
+        with pytest.raises(InputError, match="quantisation"):
+            StepGraphs(model, criterion(), recorder=Recordings(), pad=PAD)
 
 
 def test_automatic_mixed_precision_is_refused():

@@ -129,6 +129,16 @@ def test_where_torchs_own_product_is_taken(onednn):
     assert not onednn
 
 
+@needs_onednn
+def test_a_weight_that_has_been_widened(onednn):
+    """As fairseq's online_backtranslation widens tied embeddings after the model is built."""
+    made = layer(16, 48, bias=False)
+    made.weight.data = torch.randn(50, 16)
+    x = torch.randn(2, 3, 16)
+    torch.testing.assert_close(made(x), nn.functional.linear(x, made.weight))
+    assert onednn
+
+
 def test_small_products_stay_with_torch(monkeypatch):
     monkeypatch.setattr(products, "onednn_is_faster", lambda: True)
     monkeypatch.setattr(products, "product", None)
