@@ -21,6 +21,7 @@ import os
 import torch
 
 from lightconv_plugin.compat import (
+    amp,
     checkpoints,
     command_line,
     cpu_training,
@@ -52,6 +53,7 @@ PATCHES: dict[str, Patch] = patches_of(
     layers,
     generation,
     optimizing,
+    amp,
     criterions,
     reading,
     resuming,
