@@ -6,6 +6,7 @@ import os
 import re
 import secrets
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -13,26 +14,52 @@ from pathlib import Path
 from typing import IO, Any
 
 from lightconv_plugin.errors import InputError
+from lightconv_plugin.progress import say
+
+_NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP)
 
 
-@contextlib.contextmanager
-def locked(path: Path, taken: str | None = None) -> Iterator[None]:
-    """Hold the lock of a file (created if missing) or of a folder within the block.
+def take_lock(file: IO | int, path: Path, waiting: Callable[[], object] = lambda: None) -> bool:
+    """Take the lock of an open file or folder, and say whether another process had it.
 
-    If another process holds it, raises InputError(taken), or waits if `taken` is None. The kernel releases the lock
-    when its process ends.
+    If so, it calls `waiting`, which may raise an error, and waits. The kernel releases the lock when the file is closed
+    or its process ends. On a file system without locks, it warns and goes on.
     """
     import fcntl  # not available on Windows, where this is never called
 
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return False
+    except BlockingIOError:
+        pass
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
+        say(f"warning: no locks on {path} ({error.strerror}): do not let two commands write to its folder at once")
+        return False
+    waiting()
+    fcntl.flock(file, fcntl.LOCK_EX)
+    return True
+
+
+@contextlib.contextmanager
+def locked(path: Path, taken: str | None = None, waiting: Callable[[], object] = lambda: None) -> Iterator[bool]:
+    """Hold the lock of a file (created if missing) or of a folder within the block.
+
+    If another process has it, raises InputError(taken), or calls `waiting` and waits if `taken` is None. Yields whether
+    it waited.
+    """
+    import fcntl
+
+    def refuse() -> None:
+        raise InputError(taken)
+
     descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_WRONLY | os.O_CREAT, 0o666)
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX if taken is None else fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise InputError(taken) from None
-        yield
+        yield take_lock(descriptor, path, waiting if taken is None else refuse)
     finally:
-        fcntl.flock(descriptor, fcntl.LOCK_UN)  # a process that another thread has forked would keep it
+        with contextlib.suppress(OSError):  # without locks
+            fcntl.flock(descriptor, fcntl.LOCK_UN)  # a process that another thread has forked would keep it
         os.close(descriptor)
 
 
@@ -247,24 +274,31 @@ def _lock(file: IO | int) -> bool:
 
 
 def _remove_abandoned(path: Path) -> None:
-    """Remove temporary files of `path` left by killed writers: their process is gone, and they are not locked.
+    """Remove temporary files of `path` left by killed writers: nobody holds their lock, which writers take at once.
 
-    The lock protects those of writers on other machines that share the folder.
+    A number of a process says little: containers give each of theirs the same, and other machines share the folder.
     """
     pattern = re.compile(re.escape(f".{path.name}.") + r"(\d+)\.[0-9a-f]{8}\.tmp")
-    with contextlib.suppress(OSError):  # ignore files that cannot be removed
-        for entry in path.absolute().parent.iterdir():
-            if (match := pattern.fullmatch(entry.name)) and not _is_running(int(match[1])):
-                descriptor = os.open(entry, os.O_RDONLY)
-                try:
-                    if not _lock(descriptor):
-                        continue
-                    if entry.is_dir():
-                        shutil.rmtree(entry)
-                    else:
-                        entry.unlink()
-                finally:
-                    os.close(descriptor)
+    try:
+        entries = list(path.absolute().parent.iterdir())
+    except OSError:  # a folder whose names cannot be read
+        return
+    for entry in entries:
+        if not (match := pattern.fullmatch(entry.name)):
+            continue
+        with contextlib.suppress(OSError):  # ignore files that are gone, or another user's
+            if _is_running(int(match[1])) and time.time() - entry.stat().st_mtime < 60:  # may not be locked yet
+                continue
+            descriptor = os.open(entry, os.O_RDONLY if entry.is_dir() else os.O_RDWR)  # NFS locks what it may write
+            try:
+                if not _lock(descriptor):
+                    continue
+                if entry.is_dir():
+                    shutil.rmtree(entry)
+                else:
+                    entry.unlink()
+            finally:
+                os.close(descriptor)
 
 
 def _is_running(pid: int) -> bool:

@@ -21,11 +21,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
+from lightconv_plugin.files import locked
 from lightconv_plugin.ops import artifacts, instructions
 from lightconv_plugin.ops.artifacts import BuildRecipe, NativeError
 
@@ -67,6 +68,8 @@ def build(
     """
     if (found := artifacts.finished(recipe)) is not None:
         return found
+    if os.name != "posix":
+        raise NativeError("compiling native kernels is supported on Linux only")
     _check_folders(recipe)
     environment = _environment(recipe)
     result = recipe.folder / recipe.file
@@ -75,7 +78,7 @@ def build(
         root.mkdir(parents=True, exist_ok=True)
         record = root / f"{recipe.name}.failed"
         before = _stamp(record)
-        with _locked(root / f"{recipe.name}.lock", waiting) as waited:
+        with locked(root / f"{recipe.name}.lock", waiting=waiting) as waited:
             if not artifacts.is_whole(result):
                 if waited and _stamp(record) not in (None, before):
                     failure = json.loads(record.read_text(encoding="utf-8"))
@@ -180,27 +183,6 @@ def _ninja() -> Path:
     if found := shutil.which("ninja") or shutil.which("ninja", path=os.pathsep.join(map(str, folders))):
         return Path(found).absolute()
     raise NativeError("ninja was not found", "pip install ninja")
-
-
-@contextlib.contextmanager
-def _locked(path: Path, waiting: Callable[[], None]) -> Iterator[bool]:
-    """Hold the lock of a file; yields whether another process held it before."""
-    try:
-        import fcntl
-    except ImportError:
-        raise NativeError("compiling native kernels is supported on Linux only") from None
-    with path.open("a") as file:
-        waited = False
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            waited = True
-            waiting()
-            fcntl.flock(file, fcntl.LOCK_EX)
-        try:
-            yield waited
-        finally:
-            fcntl.flock(file, fcntl.LOCK_UN)  # a process that another thread has forked would keep it
 
 
 def _stamp(path: Path) -> tuple[int, int] | None:

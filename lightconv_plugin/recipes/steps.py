@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
@@ -18,7 +17,7 @@ except ImportError:  # Python 3.10
     import tomli as tomllib
 
 from lightconv_plugin.errors import CorpusError
-from lightconv_plugin.files import atomic_write
+from lightconv_plugin.files import atomic_write, take_lock
 from lightconv_plugin.progress import say
 
 STAMPS = ".steps"  # in a folder that steps fill
@@ -142,11 +141,7 @@ class Steps:
         self._lock = (self._stamps / "lock").open("w")
         # A program started by a step may outlive this process, so it can hold the lock too (Popen, close_fds=False).
         os.set_inheritable(self._lock.fileno(), True)
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            say(f"waiting: another process is working in {root}")
-            fcntl.flock(self._lock, fcntl.LOCK_EX)
+        take_lock(self._lock, self._stamps / "lock", lambda: say(f"waiting: another process is working in {root}"))
         self._digest = Digests(self._stamps / "digests.json")
         self._record_of_files = self._stamps / "files"  # {a step's output folder: the files that it wrote}
         try:

@@ -316,19 +316,6 @@ def test_processes_at_once_build_once(plain):
     assert sorted(calls[0] for _, _, calls in results) == ["started", *["waiting"] * 7]
 
 
-def test_a_process_that_is_forked_meanwhile_does_not_keep_the_lock(tmp_path):
-    """Such as a worker that another thread starts: its own first call of an operator would wait for itself."""
-    with compilation._locked(tmp_path / "lock", pytest.fail):
-        if (child := os.fork()) == 0:
-            signal.pause()
-    try:
-        with compilation._locked(tmp_path / "lock", pytest.fail) as waited:
-            assert not waited
-    finally:
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-
-
 def test_who_waited_for_a_build_that_failed_takes_its_failure(broken):
     results = at_once(4)
     assert len({(cause, log) for cause, log, _ in results}) == 1

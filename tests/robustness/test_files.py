@@ -1,6 +1,7 @@
 """Files that are hostile or in the way: archives, YAML, locks of the dead, full and read-only disks."""
 
 import contextlib
+import errno
 import fcntl
 import io
 import json
@@ -196,7 +197,41 @@ def test_the_lock_of_a_killed_process_is_none(tmp_path, capsys):
         assert "waiting" not in capsys.readouterr().err
 
 
+def test_what_killed_writers_left_is_removed_whatever_their_number(tmp_path):
+    """In a container each command has the same number; what a living writer has is locked, or new."""
+    path, own = tmp_path / "model.pt", os.getpid()
+    names = {what: f".model.pt.{own}.{i:08x}.tmp" for i, what in enumerate(("left", "left folder", "new", "locked"))}
+    for what, name in names.items():
+        (tmp_path / name / "in").mkdir(parents=True) if "folder" in what else (tmp_path / name).write_text("half")
+        if what != "new":
+            os.utime(tmp_path / name, (0, 0))
+    with (tmp_path / names["locked"]).open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with atomic_write(path) as written:
+            written.write("whole")
+    assert {entry.name for entry in tmp_path.iterdir()} == {"model.pt", names["new"], names["locked"]}
+
+
+@pytest.mark.parametrize("error", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP])
+def test_a_file_system_without_locks(error, tmp_path, monkeypatch, capsys):
+    """Such as Lustre mounted without -o flock: as without another process, with a warning."""
+
+    def refuse(*_):
+        raise OSError(error, os.strerror(error))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with locked(tmp_path / "lock", "taken") as waited:
+        assert not waited
+    assert capsys.readouterr().err.startswith(f"warning: no locks on {tmp_path / 'lock'} ({os.strerror(error)}): do")
+    with Steps(tmp_path / "data"):
+        assert "warning: no locks on" in capsys.readouterr().err
+    error = errno.EIO
+    with pytest.raises(OSError, match=os.strerror(errno.EIO)), locked(tmp_path / "lock"):
+        pass
+
+
 def test_a_process_that_is_forked_meanwhile_does_not_keep_a_lock(tmp_path):
+    """Such as a worker that another thread starts: its own first call of an operator would wait for itself."""
     with locked(tmp_path / "lock", "taken"):
         if (child := os.fork()) == 0:
             signal.pause()

@@ -8,7 +8,6 @@ match the configuration and its records have data of the same size; otherwise it
 from __future__ import annotations
 
 import argparse
-import fcntl
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 
 from lightconv_plugin.checkpoints.loading import is_cut_short, safe_torch_load
 from lightconv_plugin.errors import InputError
+from lightconv_plugin.files import locked
 from lightconv_plugin.progress import say
 from lightconv_plugin.recipes.data.data_bin import count_sentences
 from lightconv_plugin.recipes.data.text_pool import count_lines
@@ -169,14 +169,9 @@ def move_aside(folder: Path) -> Path:
 
 def wait_for_training(folder: Path) -> None:
     """Wait for a training that writes to this folder: one started by hand, or left over from a killed run."""
-    if not (folder / "lock").is_file():
-        return
-    with (folder / "lock").open("a") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            say(f"waiting: a training is writing to {folder}")
-            fcntl.flock(lock, fcntl.LOCK_EX)
+    if (folder / "lock").is_file():
+        with locked(folder / "lock", waiting=lambda: say(f"waiting: a training is writing to {folder}")):
+            pass
 
 
 def facts(folder: Path, updates: int) -> dict[str, Any]:
