@@ -126,12 +126,14 @@ def _install(source: _Source, fill: Callable[[Path, Path], None]) -> None:
     try:
         with atomic_directory(cache.home() / source.folder, replace=True) as new:
             fill(archive, new)
+            if not recorded:  # takes seconds, after which the folder is there and is recorded at once
+                facts = {"bytes": archive.stat().st_size, "sha256": digest("sha256", archive)}
     except InputError as error:
         if source.file is None:
             archive.unlink()
         raise InputError(str(error).replace(str(new), str(archive))) from error
     if not recorded:
-        cache.record(source.recorded_as(archive), bytes=archive.stat().st_size, sha256=digest("sha256", archive))
+        cache.record(source.recorded_as(archive), **facts)
     if source.file is None:
         archive.unlink()
 

@@ -22,6 +22,7 @@ from lightconv_plugin.recipes.demo.results import Result, write_report
 from lightconv_plugin.recipes.environment import settings
 from lightconv_plugin.recipes.evaluation import evaluate, results_of
 from lightconv_plugin.recipes.grammar.corpus import write_corpus
+from lightconv_plugin.recipes.reproduce.training import wait_for_training
 from lightconv_plugin.recipes.steps import cores, digest, write_text
 from lightconv_plugin.recipes.training.child import Child, TrainingFailed, run_together
 from lightconv_plugin.records.file import read_folder
@@ -115,13 +116,20 @@ def schedule(updates: int) -> dict[str, int | str]:
 
 
 def claim(folder: Path, key: str) -> None:
-    """Reserve `folder` for the training with this `key`: one with the same key is resumed, any other is removed."""
-    marker = folder / KEY
-    if folder.exists() and not (marker.is_file() and marker.read_text() == key):
+    """Reserve `folder` for the training with this `key`: one with the same key is resumed, any other is removed.
+
+    A training that a killed demo has left running is waited for.
+    """
+    marker, removed = folder / KEY, folder.with_name(f".{folder.name}.removed")
+    shutil.rmtree(removed, ignore_errors=True)  # by a demo that was killed meanwhile
+    if folder.exists() and any(folder.iterdir()):
         if not marker.is_file():
             raise InputError(f"{folder} exists and is not from a demo: choose another `work` folder")
-        say(f"{folder.name}: the text or the settings changed, trained again")
-        shutil.rmtree(folder)
+        wait_for_training(folder)
+        if marker.read_text() != key:
+            say(f"{folder.name}: the text or the settings changed, trained again")
+            folder.rename(removed)
+            shutil.rmtree(removed)
     folder.mkdir(exist_ok=True)
     write_text(marker, key)
 

@@ -1,10 +1,12 @@
 """The demonstration from end to end on a miniature, its refusals, and its report."""
 
+import fcntl
 import json
 import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -130,6 +132,25 @@ def test_a_folder_is_claimed_for_one_training(tmp_path, capsys):
     claim(folder, "key two")
     assert not (folder / "checkpoint_last.pt").exists()
     assert "changed, trained again" in capsys.readouterr().err
+    (folder / "demo.key").unlink()  # killed before it was written
+    claim(folder, "key two")
+    assert (folder / "demo.key").is_file() and not list(tmp_path.glob(".*"))
+
+
+def test_a_training_that_a_killed_demo_has_left_is_waited_for(tmp_path, capsys):
+    folder = tmp_path / "dynamicconv"
+    claim(folder, "key one")
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+
+        def finish():
+            (folder / "checkpoint_last.pt").touch()
+            fcntl.flock(lock, fcntl.LOCK_UN)
+
+        threading.Timer(0.3, finish).start()
+        claim(folder, "key two")
+    assert "waiting: a training is writing to" in capsys.readouterr().err
+    assert {path.name for path in folder.iterdir()} == {"demo.key"}
 
 
 def test_a_folder_of_something_else_is_left_alone(tmp_path):
