@@ -22,7 +22,7 @@ from lightconv_plugin.checkpoints.layouts import (
     read_model,
     state_in,
 )
-from lightconv_plugin.checkpoints.loading import load_model_checkpoint
+from lightconv_plugin.checkpoints.loading import load_model_checkpoint, search_settings
 from lightconv_plugin.checkpoints.to_fairseq import command_line, fairseq_checkpoint
 from lightconv_plugin.checkpoints.untrusted import shown
 from lightconv_plugin.errors import InputError
@@ -133,7 +133,8 @@ def _with_upstreams_task(state: dict) -> dict[str, Any] | None:
     task, name = (as_mapping(cfg.get("task")), "_name") if cfg else (as_mapping(args), "task")
     if task.get(name) != "translation_fast":
         return None
-    task = {key: value for key, value in task.items() if not key.startswith("generation_")} | {name: "translation"}
+    left_out = search_settings(task)
+    task = {key: value for key, value in task.items() if key not in left_out} | {name: "translation"}
     return {"cfg": {**cfg, "task": task}} if cfg else {"args": Namespace(**task)}
 
 

@@ -4,6 +4,7 @@ import pickle
 import re
 import warnings
 import zipfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +113,11 @@ def load_checkpoint(path: Path) -> dict:
     for key in ("ema", "ema_fp32_params", "train_meters"):
         (state.get("extra_state") or {}).pop(key, None)
     return state
+
+
+def search_settings(task: Iterable[str]) -> list[str]:
+    """Of the settings of a task, those that translation_fast has for its search."""
+    return [name for name in task if name.startswith("generation_")]
 
 
 def count_parameters(checkpoint: Path) -> int:

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import lightconv_plugin  # noqa: F401  (registers the models with fairseq)
+from lightconv_plugin.checkpoints.loading import search_settings
 from lightconv_plugin.errors import InputError
 from lightconv_plugin.paths import short
 from lightconv_plugin.quiet import quietly
@@ -57,6 +58,8 @@ def open_model(checkpoint: Path, data_bin: Path | None) -> Opened:
 
     state = opening.read_any_checkpoint(checkpoint)
     settings = opening.task_settings(state)
+    for name in search_settings(settings):  # those of its validation; the page searches by the defaults
+        del settings[name]
     _choose_direction(settings)
     if data_bin is not None:
         settings["data"] = str(data_bin)
@@ -89,13 +92,16 @@ def _folder(settings) -> Path:
 
 def find_missing(settings) -> str:
     """What is missing from the binarised data named in the task's settings, as a sentence; "" if nothing is."""
+    from fairseq.tasks import TASK_REGISTRY
+    from fairseq.tasks.translation import TranslationTask
+
     folder = _folder(settings)
     if not settings.get("data") or not folder.is_dir():
         return f"the binarised data are not found: there is no folder {folder if settings.get('data') else 'named'}"
     languages = [settings.get("source_lang"), settings.get("target_lang")]
     names = [f"dict.{lang}.txt" for lang in languages if lang] or ["dict.txt"]
-    if settings.get("_name", settings.get("task")) == "translation" and not all(languages):
-        names = []  # fairseq infers the languages from the file names
+    if issubclass(TASK_REGISTRY.get(settings.get("_name", settings.get("task")), object), TranslationTask):
+        names = names if all(languages) else []  # fairseq infers the languages from the file names
     lacking = [name for name in names if not (folder / name).is_file()]
     return f"{folder} does not hold the run's binarised data: no {' and no '.join(lacking)}" if lacking else ""
 

@@ -92,6 +92,21 @@ def test_a_model_whose_pretrained_embeddings_have_gone_is_loaded(tmp_path):
     assert torch.equal(table, torch.load(path, weights_only=False)["model"]["encoder.embed_tokens.weight"])
 
 
+def test_a_training_with_the_fast_task_is_opened_without_languages_and_without_its_search(tmp_path):
+    """fairseq does not save the languages that it infers. Graphs need a GPU, and the shortlist may be gone."""
+    pytest.importorskip("fairseq")
+    from tests.generation import translation_toys as toys
+
+    data = toys.make_corpus(tmp_path / "corpus")
+    (data / "train.de-en.de.idx").touch()
+    search = {"generation_dtype": "float16", "generation_cuda_graphs": True, "generation_shortlist": "gone.txt"}
+    task = {"_name": "translation_fast", "source_lang": None, "target_lang": None, **search}
+    opened = loading.open_model(toys.make_checkpoint(tmp_path / "m.pt", data, task=task), None)
+    assert opened.missing == "" and (opened.task.cfg.source_lang, opened.task.cfg.target_lang) == ("de", "en")
+    options = opened.task.build_generator([opened.model], Namespace(beam=2)).options
+    assert (options.dtype, options.cuda_graphs) == ("float32", None)
+
+
 def test_what_a_folder_lacks_becomes_its_problems(tmp_path):
     log = Writer().head().inner(20, 9).head().inner(30, 8)
     (tmp_path / "train.log").write_text("\n".join([*log.lines, log.lines[-1][:90]]))
