@@ -38,9 +38,10 @@ GROUPS = (
     " lr_scheduler model optimization optimizer scoring task tokenizer"
 ).split()
 
-# The options that name a file to start from.
+# The options that name a file to read.
 _FILES = re.compile(
     r"checkpoint\.(restore_file|finetune_from_model|continue_once)|ema\.ema_seed_model|model\.\w*embed_path"
+    r"|task\.generation_shortlist"
 )
 
 
@@ -138,7 +139,7 @@ def _say_what_is_left_out(counts: list[tuple[int, int]], max_tokens: int) -> Non
 
 
 def file_paths(config: dict[str, Any], overrides: list[str], root: Path, cwd: Path) -> list[str]:
-    """The overrides with absolute paths of the files that a training starts from: checkpoints and embeddings.
+    """The overrides with absolute paths of the files that a training reads: checkpoints, embeddings and a shortlist.
 
     fairseq would look for them in save_dir/hydra. Relative paths are relative to the same folders as in `plan`.
 

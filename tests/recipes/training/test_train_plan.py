@@ -232,6 +232,7 @@ def test_files_of_overrides_and_of_the_configuration(tmp_path):
         "checkpoint.continue_once",
         "ema.ema_seed_model",
         "model.decoder_embed_path",
+        "task.generation_shortlist",
     ],
 )
 def test_a_file_that_does_not_exist_is_named(key, tmp_path):
