@@ -40,6 +40,17 @@ ARCHITECTURES = ("LightConvForConditionalGeneration", "LightConvForCausalLM")
 _LARGEST = 2**31 - 1  # limit for every size in config.json
 _TEXT_FILE = 2**28  # maximum bytes of a dictionary, of merges, of a sentencepiece model, of a shortlist
 _TENSORS = 2**40
+# Settings that change a search of transformers and that ours lacks, with the values that have no effect.
+_UNSUPPORTED: Mapping[str, Any] = {
+    "do_sample": False,
+    "num_beam_groups": 1,
+    "repetition_penalty": 1,
+    "encoder_repetition_penalty": 1,
+    "encoder_no_repeat_ngram_size": 0,
+    "guidance_scale": 1,
+    **dict.fromkeys(("exponential_decay_length_penalty", "penalty_alpha", "sequence_bias", "bad_words_ids")),
+    **dict.fromkeys(("force_words_ids", "forced_bos_token_id", "begin_suppress_tokens", "stop_strings")),
+}
 
 
 @dataclass(frozen=True)
@@ -106,6 +117,7 @@ class Exported:
 
     source, source_text: dictionary and text of the source; None for a language model.
     shortlist: the file of the shortlist, which is checked when it is read (text/shortlist.py); None if there is none.
+    notes: what of generation_config.json the search does not have.
     """
 
     directory: Path
@@ -118,6 +130,7 @@ class Exported:
     target_text: TextSide
     weights: Weights
     shortlist: Path | None = None
+    notes: tuple[str, ...] = ()
 
 
 def open_exported(directory: Path | str) -> Exported:
@@ -138,7 +151,7 @@ def open_exported(directory: Path | str) -> Exported:
         raise InputError(f"{directory} is not a directory of an exported model but a file")
     config, settings = _read_config(directory)
     with naming(directory / GENERATION):
-        search = _read_search(directory)
+        search, notes = _read_search(directory, config)
     weights = _read_weights(directory, config, settings)
     source_text, target_text = read_text(directory, config.encoder is not None)
     source = None
@@ -146,7 +159,8 @@ def open_exported(directory: Path | str) -> Exported:
         source = _read_dictionary(directory, dictionary_name(settings.source_lang), config.encoder, config)
     target = _read_dictionary(directory, dictionary_name(settings.target_lang), config.decoder, config)
     shortlist = file_in(directory, SHORTLIST, _TEXT_FILE) if settings.shortlist else None
-    return Exported(directory, config, settings, search, source, target, source_text, target_text, weights, shortlist)
+    texts = source_text, target_text
+    return Exported(directory, config, settings, search, source, target, *texts, weights, shortlist, notes)
 
 
 def load_model(exported: Exported, dtype: torch.dtype | str | None = None) -> PlainModel:
@@ -275,13 +289,37 @@ def _check_sizes(*stacks: object) -> None:
             raise ValueError(f"sizes must be at most {_LARGEST}, got {value}")
 
 
-def _read_search(directory: Path) -> SearchDefaults:
-    """The search settings in generation_config.json; other keys and null values are ignored."""
+@dataclass(frozen=True)
+class _NewTokens:
+    """Lengths without the start symbol. transformers prefers them to max_length and min_length."""
+
+    max_new_tokens: int | None = None
+    min_new_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, least in (("max_new_tokens", 1), ("min_new_tokens", 0)):
+            number = getattr(self, name)
+            if number is not None and not least <= number < _LARGEST:
+                raise ValueError(f"{name} must be in {least} … {_LARGEST - 1}, got {number}")
+
+
+def _read_search(directory: Path, config: ModelConfig) -> tuple[SearchDefaults, tuple[str, ...]]:
+    """The search settings in generation_config.json, and notes about those that `_UNSUPPORTED` names.
+
+    Null values are ignored, and so are other keys.
+    """
     if not (directory / GENERATION).exists():
-        return SearchDefaults()
-    known = read_json(directory, GENERATION)
+        return SearchDefaults(), ()
+    known = {name: value for name, value in read_json(directory, GENERATION).items() if value is not None}
+    new = read(_NewTokens, {name: known[name] for name in _NewTokens.__dataclass_fields__ if name in known})
+    for name, number in (("max_length", new.max_new_tokens), ("min_length", new.min_new_tokens)):
+        if number is not None:
+            known[name] = number + 1
     names = SearchDefaults.__dataclass_fields__
-    return read(SearchDefaults, {name: known[name] for name in names if known.get(name) is not None})
+    search = read(SearchDefaults, {name: known[name] for name in names if name in known})
+    neutral = {**_UNSUPPORTED, "suppress_tokens": [config.pad]}
+    lacking = [name for name, value in neutral.items() if known.get(name, value) not in (value, [])]
+    return search, tuple(f"{GENERATION} has {name}, which the search of `Translator` lacks" for name in lacking)
 
 
 @dataclass(frozen=True)

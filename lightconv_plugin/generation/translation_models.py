@@ -179,7 +179,7 @@ def open_exported_models(paths: Sequence[Path], source_lang: str | None, target_
         first.settings.target_lang,
         min(_positions(exported) for exported in opened),
         first.settings.truncate_source,
-        Pipeline(encode, decode, (), None if unknown else encode_later(first.target_text)),
+        Pipeline(encode, decode, first.notes, None if unknown else encode_later(first.target_text)),
         default_search(
             first.target,
             beam_size=first.search.num_beams,

@@ -223,6 +223,9 @@ DAMAGE = {
         lambda d: exports.change(d / "generation_config.json", min_length=9, max_length=9),
         "min_length must be below max_length = 9, got 9",
     ),
+    "no new pieces": (
+        lambda d: exports.change(d / "generation_config.json", max_new_tokens=0), "max_new_tokens must be in 1 … ",
+    ),
     "an infinite length penalty": (
         write("generation_config.json", b'{"length_penalty": 1e999}'), "length_penalty must be a number, got inf",
     ),

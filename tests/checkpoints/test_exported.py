@@ -17,6 +17,7 @@ from lightconv_plugin.checkpoints import exported as exported_module
 from lightconv_plugin.checkpoints.exported import SearchDefaults, load_model, load_tensors, open_exported, skeleton
 from lightconv_plugin.checkpoints.weights import DTYPES, Int8, quantise, quantised_names
 from lightconv_plugin.errors import InputError
+from lightconv_plugin.generation import Translator
 from lightconv_plugin.modules import MIXERS
 from tests.checkpoints import exports
 
@@ -187,6 +188,20 @@ def test_what_is_read_beside_the_parameters(tmp_path):
     assert found.target_text.decode()(["do@@", "g", "&apos;s", "."]) == "dog's."
     (tmp_path / "m/generation_config.json").unlink()  # as models without one are in transformers
     assert open_exported(tmp_path / "m").search == SearchDefaults()
+
+
+def test_settings_that_only_transformers_has_are_noted(tmp_path):
+    assert open_exported(exports.export(tmp_path / "m")).notes == ()
+    path = tmp_path / "m/generation_config.json"
+    exports.change(path, do_sample=False, repetition_penalty=1.0, bad_words_ids=None, temperature=0.5, max_new_tokens=9)
+    found = open_exported(tmp_path / "m")
+    assert (found.notes, found.search.max_length) == ((), 10)
+    exports.change(path, do_sample=True, repetition_penalty=1.2, suppress_tokens=[1, 7])
+    with Translator(tmp_path / "m") as translator:
+        assert translator.notes == tuple(
+            f"generation_config.json has {name}, which the search of `Translator` lacks"
+            for name in ("do_sample", "repetition_penalty", "suppress_tokens")
+        )
 
 
 def test_training_on_changes_no_file(tmp_path):

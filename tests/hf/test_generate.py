@@ -133,7 +133,17 @@ def test_beams_are_those_of_the_search_of_this_package(mixer):
     assert longest + 1 in lengths and len(lengths) > 2, "not enough kinds of translations"
 
 
-@pytest.mark.parametrize("lengths", [{"max_length": 5}, {"min_length": 9}, {"min_length": 6, "max_length": 7}], ids=str)
+@pytest.mark.parametrize(
+    "lengths",
+    [
+        {"max_length": 5},
+        {"min_length": 9},
+        {"min_length": 6, "max_length": 7},
+        {"max_new_tokens": 4, "max_length": 9},
+        {"min_new_tokens": 8},
+    ],
+    ids=str,
+)
 def test_lengths_of_generation_config_are_those_of_the_search_of_this_package(lengths, tmp_path):
     torch.manual_seed(6)  # without limits, one translation has 4 pieces, and the other 39, as many as may be
     directory = export_seq2seq(tmp_path / "model")
@@ -142,7 +152,7 @@ def test_lengths_of_generation_config_are_those_of_the_search_of_this_package(le
     model, tokenizer = AutoModelForSeq2SeqLM.from_pretrained(directory), AutoTokenizer.from_pretrained(directory)
     unlimited, expected = (
         [model.generate(**tokenizer(line, return_tensors="pt"), **options)[0, 1:-1].tolist() for line in lines]
-        for options in ({"min_length": 0, "max_length": 41}, {})
+        for options in ({"min_new_tokens": 0, "max_new_tokens": 40}, {})
     )
     assert expected != unlimited
     with Translator(directory) as translator:
