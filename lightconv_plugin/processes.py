@@ -11,6 +11,7 @@ import multiprocessing
 import os
 import pickle
 import signal
+import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -26,6 +27,16 @@ from lightconv_plugin.errors import InputError
 _ENDING = (signal.SIGINT, signal.SIGTERM)
 _TO_END = 20  # seconds that a process with nothing left to do has to end
 Factory = Callable[..., Callable[[Any], Any]]
+
+
+def module_command(name: str) -> list[str]:
+    """The command that runs a module as `python -u -m` does, but imports what this process does.
+
+    -m looks in the working directory first, whatever lies there: another random.py, or another copy of this package.
+    """
+    path = [entry or os.getcwd() for entry in sys.path]
+    run = f"import sys; sys.path[:] = {path!r}; import runpy; runpy.run_module({name!r}, None, '__main__', True)"
+    return [sys.executable, "-u", "-c", run]
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ import pytest
 from tqdm import tqdm
 
 from lightconv_plugin.errors import InputError
-from lightconv_plugin.processes import called, map_unordered
+from lightconv_plugin.processes import called, map_unordered, module_command
 from lightconv_plugin.progress import progress
 from tests import process_work as work
 from tests.fairseq_cli import REPOSITORY
@@ -147,6 +147,21 @@ def test_ctrl_c_ends_it(tmp_path):
     assert time.monotonic() - start < 30
     with pytest.raises(ProcessLookupError):
         os.kill(int(path.read_text()), 0)
+
+
+def test_a_module_is_run_with_the_path_of_this_process(tmp_path, monkeypatch):
+    """And not with the working directory's files, except where this process, too, looks for modules there."""
+    own, here = tmp_path / "it's \\own", tmp_path / "here"
+    for file in (own / "program.py", *(here / name for name in ("random.py", "runpy.py", "program.py"))):
+        file.parent.mkdir(exist_ok=True)
+        file.write_text("raise SystemExit('of the working directory')")
+    (own / "program.py").write_text("import random, sys; print(__name__, sys.path, sys.argv[1:])")
+    for first in (str(own), ""):
+        monkeypatch.chdir(own)
+        monkeypatch.setattr(sys, "path", [first, *filter(None, sys.path)])
+        command = [*module_command("program"), "-m", "two words"]
+        done = subprocess.run(command, cwd=here, capture_output=True, text=True)
+        assert (done.stdout, done.stderr) == (f"__main__ {[str(own), *sys.path[1:]]} ['-m', 'two words']\n", "")
 
 
 PARENT = """

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from lightconv_plugin.errors import CorpusError
 from lightconv_plugin.paths import package_dir
+from lightconv_plugin.processes import module_command
 from lightconv_plugin.progress import say
 
 
@@ -26,7 +26,7 @@ def binarise(
         options: more options for fairseq-preprocess
     """
     # The plugin's patches of fairseq make this several times as fast.
-    command = [sys.executable, "-m", "fairseq_cli.preprocess", "--user-dir", str(package_dir())]
+    command = [*module_command("fairseq_cli.preprocess"), "--user-dir", str(package_dir())]
     command += [*_texts(splits, prefix), *options]
     command += ["--destdir", str(output.relative_to(root)), "--workers", str(workers)]
     environment = {"OMP_NUM_THREADS": "1"} | os.environ  # the work is divided among processes

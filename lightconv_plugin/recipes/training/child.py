@@ -1,6 +1,6 @@
 """Trainings in processes of their own, for recipes: runs them, shows their progress and ends them.
 
-    python -m lightconv_plugin.recipes.training.child CONFIG [overrides …]
+    lightconv_plugin.recipes.training.child CONFIG [overrides …]
 
 is one of them. What it prints before it trains goes to a file, all else to the training's own log; its progress is read
 from its records. So it does not depend on the process that started it, and continues if that is killed.
@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lightconv_plugin.errors import InputError
+from lightconv_plugin.processes import module_command
 from lightconv_plugin.records.file import last_statistics, size
 
-COMMAND = (sys.executable, "-m", "lightconv_plugin.recipes.training.child")
 _TO_END = 20  # seconds that a training has to end after SIGTERM
 
 
@@ -50,9 +50,10 @@ class Child:
         """Start it in a session of its own, which Ctrl-C does not reach; it also holds the file descriptor `lock`."""
         self.messages.parent.mkdir(parents=True, exist_ok=True)
         self._earlier, self._shown = size(self.folder), 0
+        command = module_command("lightconv_plugin.recipes.training.child")
         with self.messages.open("wb") as file:
             self._process = subprocess.Popen(
-                [*COMMAND, str(self.config), f"checkpoint.save_dir={self.folder}", *self.overrides],
+                [*command, str(self.config), f"checkpoint.save_dir={self.folder}", *self.overrides],
                 env=dict(environment),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,

@@ -18,11 +18,11 @@ from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
+from lightconv_plugin.processes import module_command
 from lightconv_plugin.recipes.training.plan import Plan
 from lightconv_plugin.recipes.training.worker import GAVE_UP, log_to, say
 from lightconv_plugin.records.file import append
 
-WORKER = Path(__file__).with_name("worker.py")
 ANSWER = 10  # extra seconds after the timeout, so that the processes can report what they waited for
 HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)  # torchrun handles these during training
 
@@ -74,7 +74,8 @@ def torchrun_arguments(job: LaunchJob, starts: Path) -> list[str]:
         ]
     if host in ("", "localhost", "127.0.0.1"):
         settings.append("--local-addr=localhost")  # no other machine needs this machine's name
-    worker = [str(WORKER), str(job.plan.save_dir), str(starts), str(job.timeout)]
+    worker = ["--no-python", *module_command("lightconv_plugin.recipes.training.worker")]
+    worker += [str(job.plan.save_dir), str(starts), str(job.timeout)]
     linked = hydra_config(job.config, starts.parent)
     config = ["--config-dir", str(linked.parent), "--config-name", linked.stem]
     return [*settings, *worker, *config, *job.plan.overrides]

@@ -11,7 +11,6 @@ import bisect
 import json
 import math
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from lightconv_plugin.errors import InputError
+from lightconv_plugin.processes import module_command
 from lightconv_plugin.progress import say
 from lightconv_plugin.recipes.steps import write_text
 from lightconv_plugin.recipes.training.batch import Batch
@@ -77,7 +77,7 @@ def fitting(config: Path, batch: Batch, save_dir: Path, overrides: Sequence[str]
         request = {"processes": batch.processes, "sizes": sizes, "earlier": _earlier(kept, asked)}
         (folder / "request.json").write_text(json.dumps(request), encoding="utf-8")
         say(f"trying which batches fit into memory, from {sizes[0]} to {sizes[-1]} tokens")
-        command = [sys.executable, "-m", "lightconv_plugin.recipes.training.trial", name]
+        command = [*module_command("lightconv_plugin.recipes.training.trial"), name]
         command += ["--config-dir", str(found.parent), "--config-name", found.stem]
         command += [f"hydra.run.dir={quote(folder / 'run')}", *overrides]
         command.append("distributed_training.distributed_world_size=1")  # fairseq's default: one for each GPU

@@ -1,6 +1,6 @@
 """Tries how large the batches of a training may be. micro_batch.py starts it:
 
-    python -m lightconv_plugin.recipes.training.trial FOLDER [arguments of fairseq-hydra-train …]
+    lightconv_plugin.recipes.training.trial FOLDER [arguments of fairseq-hydra-train …]
 
 FOLDER has request.json, with the sizes to try and what was found earlier; trial.json is written there. The updates are
 those of fairseq's Trainer, with real sentences; nothing of the training's folder is read or written.

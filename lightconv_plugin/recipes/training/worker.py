@@ -1,6 +1,6 @@
 """One training process, started by torchrun (see launch.py).
 
-    worker.py SAVE_DIR STARTS TIMEOUT [arguments of fairseq-hydra-train …]
+    lightconv_plugin.recipes.training.worker SAVE_DIR STARTS TIMEOUT [arguments of fairseq-hydra-train …]
 
 STARTS is a file on this machine that records which checkpoint the last start resumed from. TIMEOUT is how many seconds
 a process waits for the others.

@@ -16,11 +16,14 @@ import pytest
 
 from lightconv_plugin.cli.main import main
 from lightconv_plugin.errors import CorpusError
+from lightconv_plugin.paths import package_dir
+from lightconv_plugin.recipes.data.binarise import binarise
 from lightconv_plugin.recipes.data.bpe import encoder, learn_codes
 from lightconv_plugin.recipes.data.tasks import TASKS
 from tests.recipes.conftest import ROOT, check_recipes, heed_ctrl_c, script_environment, write_parts
 from tests.recipes.data.archive_server import LOCAL, serve
 from tests.recipes.data.preparations import prepare
+from tests.warm_python import warm_python
 
 STEPS = ("raw text", "tokenise", "learn 200 BPE merges", "apply BPE", "binarise")
 ARGUMENTS = ("--bpe", "200", "--workers", "2")
@@ -146,6 +149,16 @@ def test_what_fairseq_says_when_it_fails(tmp_path, monkeypatch):
     last = done.stderr.splitlines()[-1]
     assert done.returncode == 2 and "fairseq-preprocess failed with status 1: " in last
     assert "nowhere" in last and last.endswith(f"(see {tmp_path}/out/preprocess.log)")
+
+
+def test_fairseq_is_not_looked_for_in_the_prepared_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "executable", warm_python())
+    for name in ("fairseq_cli.py", "lightconv_plugin.py"):
+        (tmp_path / name).write_text("raise SystemExit('of the prepared folder')")
+    (tmp_path / "train.en").write_text("a b\na\n")
+    binarise(tmp_path, ["train"], "{}", ["--source-lang=en", "--only-source"], 1, tmp_path / "data-bin")
+    log = (tmp_path / "preprocess.log").read_text()
+    assert f"user_dir='{package_dir()}'" in log and "2 sents" in log
 
 
 def test_test_sets_of_other_languages_are_left_out(tmp_path):

@@ -109,7 +109,7 @@ def stand_ins(train):
     """(module, name, stand-in) of everything that computes; `train` is the program that `write_program` wrote."""
     return [
         (reproduce, "prepare", prepare),
-        (child, "COMMAND", (str(train),)),
+        (child, "module_command", lambda name: [str(train)]),
         (reproduce, "tune", tune),
         (reproduce, "evaluate", evaluate),
         (reproduce, "measure_perplexity", measure),

@@ -120,13 +120,22 @@ def test_validation_keeps_its_batches(tmp_path):
 
 
 def test_a_training_finds_its_batch_once(tmp_path, capfd, monkeypatch):
-    """On the memory of this machine; the training goes on with it, and a resumed one does not try again."""
+    """On the memory of this machine; the training goes on with it, and a resumed one does not try again.
+
+    The processes of both import what this one does, and nothing of the working directory.
+    """
     if not reset_peak():
         pytest.skip("this kernel does not let a process reset its largest use of memory")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "executable", warm_python())  # by which trials and trainings are started
+    (tmp_path / "lightconv_plugin.py").write_text("raise SystemExit('of the working directory')")
+    for name, text in {"extension/mine/__init__.py": "import only_here", "modules/only_here.py": ""}.items():
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.syspath_prepend(tmp_path / "modules")
     config, folder = write_config(tmp_path), tmp_path / "run"
     command = ["train", str(config), f"checkpoint.save_dir={folder}", "--micro-batch", "auto"]
+    command.append("common.user_dir=extension/mine")
     assert main([*command, "optimization.max_update=4"]) == 0
     said = capfd.readouterr().err
     assert "batches of 80 tokens fit into the" in said

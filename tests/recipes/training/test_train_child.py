@@ -17,7 +17,7 @@ VALUES = {"loss": 2.5, "nll_loss": 1.0, "wps": 2993.4}
 @pytest.fixture
 def training(tmp_path, monkeypatch):
     """A training by this name that is a piece of bash instead, in whose $1 the overrides begin."""
-    monkeypatch.setattr(child, "COMMAND", ("bash", "-c"))
+    monkeypatch.setattr(child, "module_command", lambda name: ["bash", "-c"])
 
     def make(name, code):
         (tmp_path / name).mkdir()
@@ -31,6 +31,15 @@ def test_a_child_trains_by_the_same_function_as_the_command(tmp_path):
     with pytest.raises(TrainingFailed, match=r"lightconv train: error: there is no configuration .*nothing\.yaml"):
         run_together([wrong], os.environ)
     assert wrong.status == 2
+
+
+def test_what_lies_in_the_working_directory_is_not_imported(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("lightconv_plugin", "random"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('of the working directory')")
+    wrong = Child("wrong", tmp_path / "nothing.yaml", [], tmp_path / "wrong", 300)
+    with pytest.raises(TrainingFailed, match="there is no configuration"):
+        run_together([wrong], os.environ)
 
 
 def test_the_arguments_are_the_folder_and_the_overrides(training, tmp_path):

@@ -96,7 +96,7 @@ class Training:
         """{rank: process number} of those that train, without the ones that load data for them."""
         found = {}
         for pid, arguments in commands(self.save_dir):
-            if "training/worker.py" in arguments and os.getsid(pid) == pid:
+            if "training.worker" in arguments and os.getsid(pid) == pid:
                 environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
                 found[int(next(item for item in environment if item.startswith(b"RANK="))[5:])] = pid
         return found
