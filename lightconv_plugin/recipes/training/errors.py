@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import errno
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
@@ -107,6 +108,16 @@ def check_model(model: Any) -> None:
             language_model_config(model, defaults)
     except ValueError as error:
         raise ConfigError(f"model: {error}") from error
+
+
+def full_disk(error: BaseException | None) -> OSError | None:
+    """The error of a full disk that led to this one; None if there is none.
+
+    When it cannot write, torch's own error is about positions in the file.
+    """
+    while error is not None and not (isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)):
+        error = error.__cause__ or error.__context__
+    return error
 
 
 def explain(error: BaseException, timeout: int) -> str:

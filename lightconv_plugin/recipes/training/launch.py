@@ -116,8 +116,8 @@ def watch(rendezvous: str, seconds: float, give_up: Callable[[], None], over: th
 
 def why_it_ended(rank: int, status: int, starts: Path, max_restarts: int) -> str:
     """Which process ended and how, and why torchrun did not restart."""
-    if starts.exists() and starts.read_text(encoding="utf-8") == GAVE_UP:
-        return "a process died (see above); not restarted, since no checkpoint was written since the last start"
+    if starts.exists() and (last := starts.read_text(encoding="utf-8")).startswith(GAVE_UP):
+        return f"a process died (see above); not restarted, since {last.removeprefix(GAVE_UP)}"
     ended = f"ended with status {status}" if status > 0 else f"was killed by {signal.Signals(-status).name}"
     if status == -signal.SIGKILL:
         ended += " (the kernel does that when memory runs out: see dmesg)"

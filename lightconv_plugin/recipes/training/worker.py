@@ -2,7 +2,8 @@
 
     lightconv_plugin.recipes.training.worker SAVE_DIR STARTS TIMEOUT [arguments of fairseq-hydra-train …]
 
-STARTS is a file on this machine that records which checkpoint the last start resumed from. TIMEOUT is how many seconds
+STARTS is a file on this machine that records which checkpoint the last start resumed from, or why there is to be no
+other. TIMEOUT is how many seconds
 a process waits for the others.
 """
 
@@ -23,10 +24,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
 
-from lightconv_plugin.recipes.training.errors import check_added, check_model, check_parts, explain
+from lightconv_plugin.errors import InputError
+from lightconv_plugin.recipes.training.errors import check_added, check_model, check_parts, explain, full_disk
 from lightconv_plugin.recipes.training.plan import repair_last_checkpoint
 
-GAVE_UP = "gave up"
+GAVE_UP = "gave up: "  # and why
 PR_SET_PDEATHSIG = 1  # prctl(2)
 
 
@@ -67,11 +69,12 @@ def may_start(save_dir: Path, starts: Path) -> bool:
     if not starts.exists():
         return True
     last = starts.read_text(encoding="utf-8")
-    if last == GAVE_UP:  # torchrun keeps trying until its restarts are used up
+    if last.startswith(GAVE_UP):  # torchrun keeps trying until its restarts are used up
         return False
     if last == newest_state(save_dir):
-        say("no checkpoint was written since the last start: not restarting")
-        starts.write_text(GAVE_UP, encoding="utf-8")
+        why = "no checkpoint was written since the last start"
+        say(f"{why}: not restarting")
+        starts.write_text(GAVE_UP + why, encoding="utf-8")
         return False
     restart, most = os.environ["TORCHELASTIC_RESTART_COUNT"], os.environ["TORCHELASTIC_MAX_RESTARTS"]
     say(f"a process died: restart {restart} of {most}, from the last checkpoint")
@@ -157,6 +160,29 @@ def train(cli_main: Callable[[], None], timeout: int) -> None:
         raise SystemExit(1) from None
 
 
+def ends_without_space(work: Callable[[], None], save_dir: Path, starts: Path) -> None:
+    """Do the work; where a disk is full, remove unfinished checkpoints and have no process started again.
+
+    It would train up to the same checkpoint, and find no space for it.
+
+    Raises:
+        InputError: a disk is full; it names the file or the folder.
+    """
+    try:
+        work()
+    except Exception as error:
+        if (full := full_disk(error)) is None:
+            raise
+        for unfinished in save_dir.glob("checkpoint*.pt.tmp"):  # fairseq renames it when it is whole
+            unfinished.unlink(missing_ok=True)
+        starts.write_text(f"{GAVE_UP}no space was left", encoding="utf-8")
+        place = full.filename2 or full.filename or save_dir  # the first is where a copy was to go
+        raise InputError(
+            f"no space left for {place} ({full.strerror}): free some, then the same command goes on from the last "
+            "checkpoint"
+        ) from error
+
+
 def main() -> None:
     save_dir, starts, timeout = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
     die_with_parent()
@@ -184,7 +210,7 @@ def main() -> None:
         log_to(save_dir / "train.log")
     check_before_work()
     resume_own_first()
-    train(hydra_train.cli_main, timeout)
+    train(partial(ends_without_space, hydra_train.cli_main, save_dir, starts), timeout)
 
 
 def leave() -> NoReturn:

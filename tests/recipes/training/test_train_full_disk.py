@@ -1,0 +1,82 @@
+"""A training that finds no space for a checkpoint ends at once, says so in one line, and leaves no part of the file."""
+
+import errno
+import os
+import time
+
+import pytest
+
+pytest.importorskip("fairseq", reason="fairseq is not installed")
+
+import torch
+from fairseq import checkpoint_utils
+from fairseq.file_io import PathManager
+
+from lightconv_plugin.recipes.training.launch import why_it_ended
+from lightconv_plugin.recipes.training.worker import ends_without_space, may_start, newest_state, train
+
+
+def save_as_fairseq(path):
+    checkpoint_utils.torch_persistent_save({"model": torch.zeros(10_000)}, str(path))
+
+
+def write_with_a_quota(path):
+    try:
+        raise OSError(errno.EDQUOT, "Disk quota exceeded")
+    except OSError:
+        raise RuntimeError("unexpected pos 704 vs 598")  # noqa: B904  (as torch's writer raises it)
+
+
+def copy_to_another_disk(path):
+    raise OSError(errno.ENOSPC, "No space left on device", "a.pt", None, "/mnt/b.pt")
+
+
+def look_for_a_file(path):
+    raise FileNotFoundError(errno.ENOENT, "No such file or directory", "dict.en.txt")
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch, capsys):
+    """Do some work as a training process does, after an earlier checkpoint; what it said."""
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "0")
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)  # as fairseq does before it tries again
+    monkeypatch.setattr(PathManager, "open", lambda path, mode: open("/dev/full", mode))  # noqa: SIM115
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "3")
+    starts, save_dir = tmp_path / "starts", tmp_path / "run"
+    save_dir.mkdir()
+    starts.write_text(newest_state(save_dir))
+    for name in ("checkpoint_last.pt", "checkpoint2.pt.tmp", "notes.tmp"):
+        (save_dir / name).write_text("a part")
+
+    def work(failure):
+        with pytest.raises(SystemExit) as ended:
+            train(lambda: ends_without_space(lambda: failure(save_dir / "checkpoint2.pt"), save_dir, starts), 9)
+        assert ended.value.code == 1
+        return capsys.readouterr().err
+
+    return work, save_dir, starts
+
+
+@pytest.mark.parametrize(
+    "failure, place, why",
+    [
+        (save_as_fairseq, "{save_dir}", "No space left on device"),
+        (write_with_a_quota, "{save_dir}", "Disk quota exceeded"),
+        (copy_to_another_disk, "/mnt/b.pt", "No space left on device"),
+    ],
+)
+def test_a_full_disk_ends_the_training(run, failure, place, why):
+    work, save_dir, starts = run
+    said = f"no space left for {place.format(save_dir=save_dir)} ({why}): free some, then the same command goes on"
+    assert f"lightconv train: error: process 0: {said}" in work(failure)
+    assert sorted(os.listdir(save_dir)) == ["checkpoint_last.pt", "notes.tmp"]
+    assert not may_start(save_dir, starts), "although there is a checkpoint since the last start"
+    assert why_it_ended(0, 1, starts, 3) == "a process died (see above); not restarted, since no space was left"
+
+
+def test_another_error_does_not(run):
+    work, save_dir, starts = run
+    assert "dict.en.txt" in work(look_for_a_file)
+    assert (save_dir / "checkpoint2.pt.tmp").exists() and may_start(save_dir, starts)
