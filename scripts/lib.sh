@@ -5,6 +5,9 @@ set -euo pipefail
 
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 SCRIPTS=$ROOT/scripts
+# `python -m lightconv_plugin` would look for every module in the working directory first.
+LIGHTCONV='import sys; sys.path[:] = filter(None, sys.path)
+from lightconv_plugin.cli.main import main; sys.exit(main())'
 
 say() { printf '%s\n' "$*" >&2; }
 
@@ -45,9 +48,9 @@ be_lightconv() {
         LIGHTCONV_PYTHON=${LIGHTCONV_PYTHON:-$ROOT/.venv/bin/python}
     done
     use_python
-    exec "$PY" -m lightconv_plugin "$@"
+    exec "$PY" -c "$LIGHTCONV" "$@"
 }
 
-lightconv() { "$PY" -m lightconv_plugin "$@"; }
+lightconv() { "$PY" -c "$LIGHTCONV" "$@"; }
 
 absolute() { realpath -m -- "$1"; }

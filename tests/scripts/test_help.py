@@ -2,6 +2,7 @@
 
 import shutil
 import subprocess
+import sys
 
 import pytest
 
@@ -42,13 +43,22 @@ def test_help_takes_an_environment_as_it_is(checkout):
     """Whether it is up to date or not."""
     folder = checkout / ".venv/bin"
     folder.mkdir(parents=True)
-    (folder / "python").write_text('#!/bin/sh\necho "python $*"\n')
+    (folder / "python").write_text('#!/bin/sh\nshift 2; echo "lightconv $*"\n')
     (folder / "python").chmod(0o755)
     done = subprocess.run([checkout / "scripts/prepare.sh", "gbw", "--help"], env=BARE, capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (0, "python -m lightconv_plugin prepare gbw --help\n")
+    assert (done.returncode, done.stdout) == (0, "lightconv prepare gbw --help\n")
     shutil.rmtree(checkout / ".venv")
 
 
 def test_the_old_name_of_evaluate_says_the_new_one(checkout):
     done = subprocess.run([checkout / "scripts/score.sh", "--help"], env=BARE, capture_output=True, text=True)
     assert done.stderr == "scripts/score.sh is now scripts/evaluate.sh; the old word is gone in version 0.3\n"
+
+
+def test_a_script_imports_nothing_of_the_working_directory(tmp_path):
+    for name in ("lightconv_plugin", "random"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('of the working directory')")
+    environment = BARE | {"LIGHTCONV_PYTHON": sys.executable}
+    command = [ROOT / "scripts/prepare.sh", "gbw", "--help"]
+    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "") and "lightconv prepare gbw" in done.stdout
