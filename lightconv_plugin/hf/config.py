@@ -146,6 +146,7 @@ class LightConvConfig(PretrainedConfig):
             raise ValueError(f"{', '.join(options)}: not allowed with decoder_stack, which already determines it")
         else:
             known = {"encoder_stack": encoder_stack, "decoder_stack": decoder_stack}
+        kwargs.pop("custom_pipelines", None)  # once written with a pipeline: code that nothing needs
         self.pad_token_id = pad_token_id
         self.bos_token_id = bos_token_id
         self.eos_token_id = eos_token_id

@@ -62,3 +62,5 @@ def register() -> None:
     if TASK not in pipelines.PIPELINE_REGISTRY.get_supported_tasks():
         getattr(pipelines, "REMOVED_TASKS", {}).pop(TASK, None)
         pipelines.PIPELINE_REGISTRY.register_pipeline(TASK, TranslationPipeline, pt_model=AutoModelForSeq2SeqLM)
+        # By this attribute, `save_pretrained` would take it for code of the model, and copy this file beside it.
+        del TranslationPipeline._registered_impl

@@ -1,5 +1,7 @@
 """Raw text to raw text: pipelines, and `generate` with the tokeniser."""
 
+import json
+
 import pytest
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, pipeline
 
@@ -33,6 +35,18 @@ def test_translation(exported):
     assert translate([]) == always([], batch_size=2) == []
     found = translate(LINES[0], num_return_sequences=3)
     assert len(found) == 3 and found[0]["translation_text"] == by_hand(exported)[0]
+
+
+def test_a_saved_pipeline_holds_no_code_and_translates(exported, tmp_path):
+    translate = pipeline("translation", model=str(exported))
+    translate.save_pretrained(tmp_path)
+    assert not [*tmp_path.glob("*.py")]
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert "custom_pipelines" not in config
+    custom = {"translation": {"impl": "pipeline.TranslationPipeline", "pt": ["AutoModelForSeq2SeqLM"], "type": "text"}}
+    for each in (config, config | {"custom_pipelines": custom}):  # the second is what was once written
+        (tmp_path / "config.json").write_text(json.dumps(each))
+        assert pipeline("translation", model=str(tmp_path))(LINES) == translate(LINES)
 
 
 @pytest.mark.parametrize("batch_size", [1, 2, 3])
