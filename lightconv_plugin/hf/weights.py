@@ -18,6 +18,7 @@ from lightconv_plugin.checkpoints.weights import DTYPES, Int8, Weights, read_kin
 from lightconv_plugin.errors import InputError
 
 _FLOATING = ("F64", "F32", "F16", "BF16")
+_OF_MODELS = ("config", "generation_config", "dtype", "torch_dtype", "quantization_config")
 _WHERE = ("cache_dir", "force_download", "local_files_only", "token", "revision", "subfolder")
 
 
@@ -41,8 +42,9 @@ def checked_arguments(
     if isinstance(given, PretrainedConfig):
         config, rest = given, {name: value for name, value in kwargs.items() if name != "config"}
     else:
-        others = {name: value for name, value in kwargs.items() if name not in ("config", "generation_config")}
+        others = {name: value for name, value in kwargs.items() if name not in _OF_MODELS}
         config, rest = config_class.from_pretrained(given or path, return_unused_kwargs=True, **others)
+        rest |= {name: value for name, value in kwargs.items() if name in _OF_MODELS}
     is_int8 = getattr(config, "weights", None) == "int8"
     try:
         file = Path(cached_file(path, WEIGHTS_FILE, **where(kwargs)))

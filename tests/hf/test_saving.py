@@ -77,6 +77,9 @@ def test_loading_in_another_type(tmp_path, weights):
     exact = AutoModelForSeq2SeqLM.from_pretrained(directory, dtype=torch.float32)
     model = AutoModelForSeq2SeqLM.from_pretrained(directory, dtype="bfloat16")
     assert model.dtype == torch.bfloat16 and exact.dtype == torch.float32
+    stored = torch.float32 if weights == "int8" else getattr(torch, weights)
+    for name in ("dtype", "torch_dtype"):
+        assert LightConvForConditionalGeneration.from_pretrained(directory, **{name: "auto"}).dtype == stored
     source, target = words(2, 5, VOCABULARY), words(2, 4, VOCABULARY)
     found = model(source, decoder_input_ids=target).logits
     assert found.dtype == torch.bfloat16
