@@ -99,7 +99,7 @@ class LightConvForConditionalGeneration(LightConvPreTrainedModel, GenerationMixi
         Raises:
             ValueError: an argument is missing, inconsistent or not supported; the message names it.
         """
-        refuse_attentions(output_attentions)
+        refuse_attentions(self.config.output_attentions if output_attentions is None else output_attentions)
         kept, past = self._keeps(output_hidden_states), given_cache(past_key_values, cache)
         if encoder_outputs is not None and not isinstance(encoder_outputs, BaseModelOutput):
             encoder_outputs = _of_tuple(encoder_outputs)
@@ -185,7 +185,7 @@ class LightConvForCausalLM(LightConvPreTrainedModel, GenerationMixin):
         Raises:
             ValueError: an argument is missing, inconsistent or not supported; the message names it.
         """
-        refuse_attentions(output_attentions)
+        refuse_attentions(self.config.output_attentions if output_attentions is None else output_attentions)
         kept = self._keeps(output_hidden_states)
         x, past = self._decode(
             input_ids,

@@ -246,6 +246,16 @@ def test_wrong_arguments_are_named(message):
         seq2seq()(**WRONG[message])
 
 
+@pytest.mark.parametrize("make", [seq2seq, language_model])
+def test_attentions_that_the_configuration_asks_for_are_refused(make):
+    model, tokens = make(output_attentions=True), words(2, 3)
+    with pytest.raises(ValueError, match="output_attentions=True is not supported"):
+        model(tokens, labels=tokens)
+    assert model(tokens, labels=tokens, output_attentions=False).loss is not None
+    with pytest.raises(ValueError, match="output_attentions=True is not supported"):
+        model.generate(tokens, max_new_tokens=2)
+
+
 def test_learned_positions_have_an_end():
     model = language_model(positions="learned")
     most = model.decoder.config.max_positions
