@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -42,26 +43,45 @@ _OPTIONS = {
     "source_vocab_size": None,
     "share_input_output": True,
 }
+# Those that can be changed later, as in transformers' own models.
+_DROPOUTS = ("dropout", "weight_dropout", "attention_dropout")
 # Values that leave out what only some mixers have.
 _OF_MIXERS = {**{option.field: option.usual for option in LAYER_OPTIONS}, "attention_conv": None}
 # What looks like an option: transformers would keep it as an attribute that has no effect.
 _NO_OPTIONS = {*(field.name for kind in (StackConfig, MixerSpec) for field in fields(kind)), *OUR_OPTIONS}
+_STACKS = ("encoder_stack", "decoder_stack")
 _SYMBOLS = ("pad_token_id", "bos_token_id", "eos_token_id", "unk_token_id")
 _FORMAT_KEYS = (
-    "encoder_stack", "decoder_stack", "share_embeddings", "format_version", "is_encoder_decoder",
+    *_STACKS, "share_embeddings", "format_version", "is_encoder_decoder",
     "decoder_start_token_id", "vocab_size", "tie_word_embeddings", "weights", "source_lang", "target_lang",
     "truncate_source", "max_source_positions", "max_target_positions",
 )  # fmt: skip
 _FOLLOWS = {
+    **dict.fromkeys(({*_OPTIONS} | _NO_OPTIONS) - {*_DROPOUTS, "vocab_size"}, "the stacks"),
     "hidden_size": "d_model or the stacks",
     "num_hidden_layers": "encoder_layers and decoder_layers or the stacks",
     "num_attention_heads": "num_heads or the stacks",
     "max_position_embeddings": "max_target_positions",
-    "d_model": "the stacks",
-    "encoder_layers": "the stacks",
-    "decoder_layers": "the stacks",
 }
-"""The properties of a configuration, and what determines each."""
+"""What cannot be set, and what determines each."""
+_FIXED = ("vocab_size", "is_encoder_decoder", "tie_word_embeddings", "share_embeddings")
+
+
+def _probability(name: str) -> property:
+    """A dropout probability: the highest of the layers that have it; a new value is that of all of them."""
+
+    def highest(config: LightConvConfig) -> float:
+        return max(part[name] for part in _parts(config.__dict__) if name in part)
+
+    def set_all(config: LightConvConfig, value: float) -> None:
+        stacks = copy.deepcopy({side: config.__dict__[side] for side in _STACKS})
+        for part in _parts(stacks):
+            if name in part:
+                part[name] = value
+        ModelConfig.of_json(config.__dict__ | config._symbols | stacks)  # checks the value
+        config.__dict__.update(stacks)
+
+    return property(highest, set_all)
 
 
 class LightConvConfig(PretrainedConfig):
@@ -85,9 +105,10 @@ class LightConvConfig(PretrainedConfig):
             positions, if positions are learned; without stacks, they are that number.
         use_cache: return a LightConvCache, except in training or with labels.
         tie_word_embeddings: as share_input_output.
-        options: only without stacks. d_model; ffn_dim (default: 4 · d_model); num_heads (of convolutions and of
-            attention); encoder_layers, decoder_layers; mixer (a name of modules.MIXERS, or one for each layer of
-            the model, the encoder's first); encoder_kernel_sizes, decoder_kernel_sizes (the last is repeated); glu;
+        options: only without stacks, except for the dropouts: they replace what the stacks have, and can be set later
+            for models that are built then. d_model; ffn_dim (default: 4 · d_model); num_heads (of convolutions and of
+            attention); encoder_layers, decoder_layers; mixer (a name of modules.MIXERS, or one for each layer of the
+            model, the encoder's first); encoder_kernel_sizes, decoder_kernel_sizes (the last is repeated); glu;
             normalize; dynamic_rank, dynamic_residual, as in MixerSpec, and attention_conv, as in config.json, for the
             layers whose mixer has them, at least one; cross_attention_conv, as in config.json; normalize_before;
             positions; dropout, weight_dropout, attention_dropout; source_vocab_size (default: vocab_size);
@@ -125,6 +146,7 @@ class LightConvConfig(PretrainedConfig):
     ):
         options = {name: kwargs.pop(name) for name in _OPTIONS if name in kwargs}
         kwargs.pop("shortlist", None)  # `generate` uses none, and `save_pretrained` does not copy its file
+        kwargs.pop("custom_pipelines", None)  # once written with a pipeline: code that nothing needs
         if format_version != FORMAT_VERSION:
             raise ValueError(
                 f"format_version must be {FORMAT_VERSION}, got {format_version!r}: a newer version wrote it"
@@ -142,11 +164,10 @@ class LightConvConfig(PretrainedConfig):
                 raise ValueError(f"{', '.join(unknown)}: not allowed; the options are {', '.join(_OPTIONS)}")
             words = 1000 if vocab_size is None else vocab_size
             known = _build(options | lengths, words, is_encoder_decoder is not False, share_embeddings)
-        elif options:
-            raise ValueError(f"{', '.join(options)}: not allowed with decoder_stack, which already determines it")
+        elif refused := [name for name in options if name not in _DROPOUTS]:
+            raise ValueError(f"{', '.join(refused)}: not allowed with decoder_stack, which already determines it")
         else:
             known = {"encoder_stack": encoder_stack, "decoder_stack": decoder_stack}
-        kwargs.pop("custom_pipelines", None)  # once written with a pipeline: code that nothing needs
         self.pad_token_id = pad_token_id
         self.bos_token_id = bos_token_id
         self.eos_token_id = eos_token_id
@@ -158,6 +179,9 @@ class LightConvConfig(PretrainedConfig):
         model = self.model_config()
         written = model.as_json()
         self.encoder_stack, self.decoder_stack = written["encoder_stack"], written["decoder_stack"]
+        for name in _DROPOUTS:
+            if name in options:
+                setattr(self, name, options[name])
         has_encoder = model.encoder is not None
         for name, value, wanted in (
             ("vocab_size", vocab_size, model.decoder.vocab_size),
@@ -186,11 +210,15 @@ class LightConvConfig(PretrainedConfig):
     def __setattr__(self, name: str, value: Any) -> None:
         if name in _FOLLOWS:
             raise ValueError(f"{name} cannot be set, got {value!r}: it follows from {_FOLLOWS[name]}")
+        if name in _FIXED and (fixed := self.__dict__.get(name, value)) != value:
+            raise ValueError(f"{name} must stay {fixed}, got {value!r}: the weights depend on it")
         super().__setattr__(name, value)
 
     def model_config(self) -> ModelConfig:
         """The architecture for the classes of modules/. ValueError: the stacks are not valid."""
         return ModelConfig.of_json(self.__dict__ | self._symbols)
+
+    dropout, weight_dropout, attention_dropout = map(_probability, _DROPOUTS)
 
     @property
     def hidden_size(self) -> int:
@@ -232,6 +260,12 @@ class LightConvConfig(PretrainedConfig):
         written = super().to_diff_dict()
         written.update({name: self.__dict__[name] for name in _FORMAT_KEYS})
         return written | self._symbols
+
+
+def _parts(stacks: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """The stacks, and the mixers of their layers."""
+    for stack in filter(None, map(stacks.get, _STACKS)):
+        yield from (stack, *stack["mixers"])
 
 
 def _check_size(name: str, size: Any) -> None:

@@ -1,6 +1,7 @@
 """Configurations from options, and what they answer transformers."""
 
 import copy
+import json
 
 import pytest
 
@@ -63,16 +64,52 @@ def test_what_transformers_asks_for():
         ("num_attention_heads", "num_heads or the stacks"),
         ("max_position_embeddings", "max_target_positions"),
         ("d_model", "the stacks"),
+        ("mixer", "the stacks"),
+        ("activation_dropout", "the stacks"),
     ],
 )
 def test_what_follows_from_other_arguments_cannot_be_set(name, source, tmp_path):
     config().save_pretrained(tmp_path)
     message = f"^{name} cannot be set, got 2: it follows from {source}$"
     with pytest.raises(ValueError, match=message):
-        LightConvConfig.from_pretrained(tmp_path, **{name: 2})
-    if name != "d_model":
+        setattr(LightConvConfig.from_pretrained(tmp_path), name, 2)
+    if hasattr(LightConvConfig, name):
+        with pytest.raises(ValueError, match=message):
+            LightConvConfig.from_pretrained(tmp_path, **{name: 2})
+    if source != "the stacks":
         with pytest.raises(ValueError, match=message):
             LightConvConfig(**{name: 2})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("vocab_size", 30), ("is_encoder_decoder", False), ("tie_word_embeddings", False), ("share_embeddings", True)],
+)
+def test_what_the_weights_depend_on_stays(name, value):
+    known = config()
+    setattr(known, name, getattr(known, name))
+    with pytest.raises(ValueError, match=f"^{name} must stay {getattr(known, name)}, got {value}: the weights depend"):
+        setattr(known, name, value)
+
+
+@pytest.mark.parametrize("name", ["dropout", "weight_dropout", "attention_dropout"])
+def test_dropout_is_changed_as_in_bart(name, tmp_path):
+    """As an attribute, by from_pretrained, and by hand in config.json."""
+    options = {"mixer": ["dynamic", "attention", "attention", "dynamic"]}
+    config(**options).save_pretrained(tmp_path)
+    known = LightConvConfig.from_pretrained(tmp_path)
+    assert getattr(known, name) == 0.1
+    setattr(known, name, 0.3)
+    expected = config(**options, **{name: 0.3}).model_config()
+    assert known.model_config() == expected != config(**options).model_config() and getattr(known, name) == 0.3
+    assert LightConvConfig.from_pretrained(tmp_path, **{name: 0.3}).model_config() == expected
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), name: 0.3}))
+    known = LightConvConfig.from_pretrained(tmp_path)
+    assert known.model_config() == expected and name not in known.to_diff_dict()
+    with pytest.raises(ValueError, match=rf"{name} must be in \[0, 1\), got 1"):
+        setattr(known, name, 1.0)
+    assert known.model_config() == expected
 
 
 def test_a_configuration_survives_json(tmp_path):

@@ -89,6 +89,14 @@ def test_loading_in_another_type(tmp_path, weights):
     model(source, labels=target).loss.backward()
 
 
+def test_the_dropout_of_a_loaded_model_is_saved(tmp_path, exported):
+    model = AutoModelForSeq2SeqLM.from_pretrained(exported, dropout=0.3)
+    assert {layer.dropout_module.p for layer in (*model.encoder.layers, *model.decoder.layers)} == {0.3}
+    model.config.dropout = 0.4
+    model.save_pretrained(tmp_path)
+    assert AutoModelForSeq2SeqLM.from_pretrained(tmp_path).encoder.config.dropout == 0.4
+
+
 @pytest.mark.parametrize("weights", ["float32", "int8"])
 def test_arguments_reach_the_configuration(exported, tmp_path, weights):
     directory = export_seq2seq(tmp_path / "model", weights, d_model=64, ffn_dim=256)
