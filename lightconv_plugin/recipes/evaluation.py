@@ -17,7 +17,7 @@ from lightconv_plugin.errors import InputError
 from lightconv_plugin.files import atomic_write, check_writable, read_lines
 from lightconv_plugin.generation import fairseq_generate
 from lightconv_plugin.progress import say
-from lightconv_plugin.scoring.generate_log import parse_gen_log
+from lightconv_plugin.scoring.generate_log import FAIRSEQS, parse_gen_log
 from lightconv_plugin.scoring.measuring import Languages, Measuring, Scored, languages_of, score, stem_of, with_facts
 from lightconv_plugin.scoring.perplexity import batches, parse_eval_lm_log, plain, positions, samples, task_of
 from lightconv_plugin.scoring.significance import check_number, translations_in
@@ -54,13 +54,15 @@ def direction(languages: tuple[str, str]) -> tuple[str, ...]:
 def check_search(data: Path, options: Sequence[str], how: Measuring, warn: Callable[[str], None]) -> None:
     """Raise InputError for options of fairseq-generate that are wrong, or whose text it is unclear how to score.
 
-    Warn of options with which the scores are not those of the model alone.
+    `warn` is called if words of the references are given to the search.
     """
     config = fairseq_generate.parse_options([str(data), *fairseq_generate.DEFAULTS, *options])
     names = {chosen._name for chosen in (config.bpe, config.tokenizer) if chosen is not None}
     how.check_decoded(bool(names & DECODING), "the text")
     if given := config.generation.prefix_size:
-        warn(f"--prefix-size {given}: each translation begins with words of its reference, which are scored with it")
+        warn(
+            f"--prefix-size {given}: each translation begins with as many words of its reference, which are scored too"
+        )
 
 
 def results_of(checkpoint: Path, subset: str, log: str = "gen", values: str = "score") -> tuple[Path, Path]:
@@ -122,7 +124,7 @@ def evaluate(
     how.check_decoded(generated.decoded, log)
     scored = score(how, generated.hypotheses, generated.references, warn=warn, against=against, samples=samples)
     facts: dict[str, float | str | None] = {"parameters": count_parameters(checkpoint)}
-    facts |= {"search": "fairseq's generator", **generated.facts()}
+    facts |= {"search": FAIRSEQS, **generated.facts()}
     scored = with_facts(scored, facts)
     with atomic_write(result) as file:
         file.write(scored.text(as_json))

@@ -25,6 +25,7 @@ from lightconv_plugin.recipes.evaluation import (
     measure_perplexity,
 )
 from lightconv_plugin.scoring.bleu import Measure
+from lightconv_plugin.scoring.generate_log import FAIRSEQS
 from lightconv_plugin.scoring.measuring import Measuring, languages_of
 from lightconv_plugin.scoring.significance import compare
 
@@ -173,7 +174,7 @@ def tune(
             return measure_perplexity(data, paths[number], subset, context_window, options)["perplexity"]
         log = fairseq_generate.generate(data, paths[number], subset, [*search_options, "--lenpen", repr(penalty)])
         how.check_decoded(log.decoded, "the text")
-        searches.add(log.search or "fairseq's generator")
+        searches.add(log.search or FAIRSEQS)
         if within:
             translated[number, penalty] = how.measures(log.hypotheses, log.references)[by]
         return getattr(how.report(log.hypotheses, log.references, warn_once), by)

@@ -17,9 +17,12 @@ WHOLE = re.compile(r".*: (?:BLEU.*\)|(?!BLEU).*\d)")
 TRANSLATED = re.compile(r"Translated ([\d,]+) sentences \((?:[^)]*\) in [\d.]+s \(([\d.]+) sentences/s)?")
 EXAMPLES = re.compile(r" \S+-\S+ (\d+) examples$")
 MESSAGE = re.compile(r"\r|\d{4}-\d\d-\d\d \d\d:\d\d:\d\d \| [A-Z]+ \| |(?:DEBUG|INFO|WARNING|ERROR):[\w.]+:")
+FAIRSEQS = "fairseq's generator"
 # What generation/generator.py and task.py log.
-FALLING_BACK = re.compile(r"falling back to (fairseq's generator)[^:]*: (.*)")
+FALLING_BACK = re.compile(rf"falling back to ({FAIRSEQS})[^:]*: (.*)")
 OUR_SEARCH = re.compile(r"(the plugin's own search) translates")
+# In fairseq's line of all settings: those that change what is scored, or the numbers of the search.
+SETTINGS = re.compile(r"'(prefix_size|generation_dtype|generation_shortlist)': (?!0\b|'float32'|'')'?(\d+|[^']+)")
 SKIPPED = re.compile(r"([\d,]+) samples have invalid sizes and will be skipped")
 # Since data2vec 2 (December 2022), fairseq drops the last batch if its size is not a multiple of the default 8.
 LAST_BATCH = "(fairseq-generate may drop the last batch: give it --required-batch-size-multiple 1)"
@@ -34,7 +37,7 @@ class Generated:
     decoded: whether --bpe or --tokenizer changed a hypothesis, so that its text may already be plain text.
     sentences_per_second: of the search itself, without loading and printing; None if the log does not have it.
     search: "the plugin's own search", or "fairseq's generator", with the reason in parentheses if it stood in for the
-        other in some batch; None if the log does not say it.
+        other in some batch; then the options of SETTINGS, if there are any. None if the log does not say it.
     """
 
     hypotheses: list[str]
@@ -57,7 +60,7 @@ def is_gen_log(lines: Sequence[str]) -> bool:
 def parse_gen_log(lines: Sequence[str], name: Path) -> Generated:
     """Parse the lines of a fairseq-generate log; `name` identifies it in errors."""
     texts: dict[str, dict[int, str]] = {"T": {}, "H": {}, "D": {}}
-    finished, counts, speed, search = False, {}, None, None
+    finished, counts, speed, search, chosen = False, {}, None, None, ""
     for line in lines:
         if match := SENTENCE.fullmatch(line):
             kind, number, text = match[1], int(match[2]), match[3]
@@ -94,6 +97,10 @@ def parse_gen_log(lines: Sequence[str], name: Path) -> Generated:
             speed = float(match[2]) if match[2] else None
         elif match := EXAMPLES.search(line):
             counts["the data has"] = int(match[1])
+        elif "{'_name': " in line:
+            chosen = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in SETTINGS.findall(line))
+    if chosen:
+        search = f"{search or FAIRSEQS} with {chosen}"
     hypotheses, references, decoded = _checked(texts, finished, counts, name)
     return Generated(hypotheses, references, decoded, speed, search)
 

@@ -88,10 +88,11 @@ def test_options_in_a_file_and_a_name_that_begins_with_a_dash(evaluate, checkpoi
     "options, search",
     [
         ((), "the plugin's own search"),
-        (("--prefix-size", "1"), "the plugin's own search"),
         (("--task", "translation"), "fairseq's generator"),
         (("--diverse-beam-groups", "1"), "fairseq's generator (search by DiverseBeamSearch is not supported)"),
         (("--print-alignment",), "fairseq's generator (--print-alignment is not supported)"),
+        (("--generation-dtype", "auto"), "the plugin's own search with --generation-dtype auto"),
+        (("--task", "translation", "--prefix-size", "2"), "fairseq's generator with --prefix-size 2"),
     ],
 )
 def test_the_search_is_named(options, search, evaluate, checkpoint):
@@ -99,7 +100,8 @@ def test_the_search_is_named(options, search, evaluate, checkpoint):
     status, out, err = evaluate(checkpoint, *SEARCH, "--json", *options)
     assert status == 0, err[-2000:]
     assert json.loads(out)["search"] == search
-    assert ("--prefix-size 1: each translation begins with words of its" in err) == ("--prefix-size" in options)
+    warned = "--prefix-size 2: each translation begins with as many words of its reference, which are scored too"
+    assert (warned in err) is ("--prefix-size" in options)
 
 
 @pytest.mark.parametrize(
