@@ -3,7 +3,7 @@
 
 set -euo pipefail
 
-ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P) # by any name of the checkout: the set-up depends on it
 SCRIPTS=$ROOT/scripts
 # `python -m lightconv_plugin` would look for every module in the working directory first.
 LIGHTCONV='import sys; sys.path[:] = filter(None, sys.path)

@@ -38,7 +38,12 @@ while (($#)); do
     esac
     shift
 done
+[[ $venv != "$ROOT/.venv" || -z $torch && $fairseq ]] ||
+    die "--torch and --without-fairseq need --venv DIR: the scripts would make .venv anew, with the pinned torch and" \
+        "fairseq (then use the other one by LIGHTCONV_PYTHON=DIR/bin/python)"
+[[ $ROOT/ != "$venv"/* ]] || die "--venv $venv has this checkout in it: name a new folder"
 stamp=$venv/.lightconv-setup
+log=$venv/setup.log
 constraints=$SCRIPTS/constraints.txt
 
 version_of() { "$1" -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null; }
@@ -158,12 +163,15 @@ python=''
 choose_python
 check_machine
 if [[ ! -x $venv/bin/pip || $(version_of "$venv/bin/python") != "$(version_of "$python")" ]]; then
+    [[ -f $log || $venv == "$ROOT/.venv" || ! -d $venv || -z $(ls -A -- "$venv") ]] ||
+        die "$venv exists, and no set-up has made it: name a new folder"
     say "set-up: $venv with $("$python" --version)"
     rm -rf -- "$venv"
+    mkdir -p -- "$venv"
+    : >"$log"
     "$python" -m venv "$venv"
 fi
 rm -f -- "$stamp"
-log=$venv/setup.log
 : >"$log"
 if [[ $torch ]]; then
     # What torch pins itself must be free too.

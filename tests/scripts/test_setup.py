@@ -48,17 +48,17 @@ def checkout(tmp_path):
     (tmp_path / "include").mkdir()
     (tmp_path / "include/Python.h").touch()
 
+    environment = {
+        "PATH": f"{python.parent}:/usr/bin:/bin",
+        "FAKE_LOG": str(tmp_path / "pip.log"),
+        "FAKE_INCLUDE": str(tmp_path / "include"),
+        "CXX": "true",
+    }
+
     def start(*arguments, **fakes):
-        environment = {
-            "PATH": f"{python.parent}:/usr/bin:/bin",
-            "FAKE_LOG": str(tmp_path / "pip.log"),
-            "FAKE_INCLUDE": str(tmp_path / "include"),
-            "CXX": "true",
-            **fakes,
-        }
         return subprocess.Popen(
             [root / "scripts/setup.sh", *arguments],
-            env=environment,
+            env={**environment, **fakes},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -69,7 +69,7 @@ def checkout(tmp_path):
         out, err = process.communicate(timeout=60)
         return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
-    run.root, run.start, run.log = root, start, tmp_path / "pip.log"
+    run.root, run.start, run.log, run.environment = root, start, tmp_path / "pip.log", environment
     return run
 
 
@@ -227,6 +227,43 @@ def test_no_interpreter_at_all(checkout, tmp_path):
     done = checkout(PATH=str(tools))
     assert done.returncode == 1
     assert "no Python 3.10, 3.11, 3.12 or 3.13 found" in done.stderr and "sudo apt install python3" in done.stderr
+
+
+def test_only_environments_of_its_own_are_replaced(checkout, tmp_path):
+    mine, theirs = tmp_path / "mine", tmp_path / "theirs"
+    theirs.mkdir()
+    (theirs / "precious").touch()
+    for folder, said in (
+        (theirs, f"{theirs} exists, and no set-up has made it: name a new folder"),
+        (checkout.root, "has this checkout in it"),
+        (tmp_path, "has this checkout in it"),
+    ):
+        done = checkout("--venv", str(folder))
+        assert done.returncode == 1 and said in done.stderr
+    assert (theirs / "precious").exists() and (checkout.root / "scripts/setup.sh").exists()
+    mine.mkdir()
+    for version in ("3.11", "3.12"):
+        assert checkout("--venv", str(mine), FAKE_VERSION=version, PYTHON="python3.11").returncode == 0
+    assert (mine / ".lightconv-setup").exists() and not (checkout.root / ".venv").exists()
+
+
+@pytest.mark.parametrize("option", [["--torch", "2.6.0"], ["--without-fairseq"]], ids=lambda option: option[0])
+def test_what_the_scripts_would_undo_is_refused(option, checkout, tmp_path):
+    """They make .venv anew, as it was not made with the same options."""
+    done = checkout(*option)
+    assert done.returncode == 1 and "--torch and --without-fairseq need --venv DIR" in done.stderr
+    assert not installed(checkout)
+    assert checkout(*option, "--venv", str(tmp_path / "other")).returncode == 0
+
+
+def test_another_name_of_the_checkout_is_no_other_checkout(checkout, tmp_path):
+    (tmp_path / "link").symlink_to(checkout.root)
+    assert checkout().returncode == 0
+    count = len(installed(checkout))
+    done = subprocess.run(
+        [tmp_path / "link/scripts/setup.sh"], env=checkout.environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0 and "is up to date" in done.stderr and len(installed(checkout)) == count
 
 
 def test_unknown_arguments_are_refused(checkout):

@@ -278,7 +278,7 @@ CALLS |= {"prepare_multi30k.sh": "multi30k_en_de", "prepare.sh parallel": "paral
 @pytest.mark.parametrize("call", CALLS)
 def test_scripts_call_prepare_with_their_task(call, run_script):
     done = run_script(*call.split(), "--help", env=script_environment("/bin/echo"))
-    assert (done.returncode, done.stdout) == (0, f"-m lightconv_plugin prepare {CALLS[call]} --help\n")
+    assert done.returncode == 0 and done.stdout.endswith(f" prepare {CALLS[call]} --help\n")
 
 
 @pytest.mark.parametrize("task", TASKS)
