@@ -19,11 +19,11 @@ from lightconv_plugin.progress import say
 _NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP)
 
 
-def take_lock(file: IO | int, path: Path, waiting: Callable[[], object] = lambda: None) -> bool:
+def take_lock(file: IO | int, path: Path, waiting: Callable[[], object], needed: bool = False) -> bool:
     """Take the lock of an open file or folder, and say whether another process had it.
 
     If so, it calls `waiting`, which may raise an error, and waits. The kernel releases the lock when the file is closed
-    or its process ends. On a file system without locks, it warns and goes on.
+    or its process ends. On a file system without locks, it warns and goes on, or raises OSError if one is `needed`.
     """
     import fcntl  # not available on Windows, where this is never called
 
@@ -33,7 +33,7 @@ def take_lock(file: IO | int, path: Path, waiting: Callable[[], object] = lambda
     except BlockingIOError:
         pass
     except OSError as error:
-        if error.errno not in _NO_LOCKS:
+        if needed or error.errno not in _NO_LOCKS:
             raise
         say(f"warning: no locks on {path} ({error.strerror}): do not let two commands write to its folder at once")
         return False
@@ -43,11 +43,13 @@ def take_lock(file: IO | int, path: Path, waiting: Callable[[], object] = lambda
 
 
 @contextlib.contextmanager
-def locked(path: Path, taken: str | None = None, waiting: Callable[[], object] = lambda: None) -> Iterator[bool]:
+def locked(
+    path: Path, taken: str | None = None, waiting: Callable[[], object] = lambda: None, needed: bool = False
+) -> Iterator[bool]:
     """Hold the lock of a file (created if missing) or of a folder within the block.
 
     If another process has it, raises InputError(taken), or calls `waiting` and waits if `taken` is None. Yields whether
-    it waited.
+    it waited. `needed` as for `take_lock`.
     """
     import fcntl
 
@@ -56,7 +58,7 @@ def locked(path: Path, taken: str | None = None, waiting: Callable[[], object] =
 
     descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_WRONLY | os.O_CREAT, 0o666)
     try:
-        yield take_lock(descriptor, path, waiting if taken is None else refuse)
+        yield take_lock(descriptor, path, waiting if taken is None else refuse, needed)
     finally:
         with contextlib.suppress(OSError):  # without locks
             fcntl.flock(descriptor, fcntl.LOCK_UN)  # a process that another thread has forked would keep it

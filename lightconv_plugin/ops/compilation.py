@@ -78,7 +78,8 @@ def build(
         root.mkdir(parents=True, exist_ok=True)
         record = root / f"{recipe.name}.failed"
         before = _stamp(record)
-        with locked(root / f"{recipe.name}.lock", waiting=waiting) as waited:
+        # Processes that compile at once would remove each other's folders.
+        with locked(root / f"{recipe.name}.lock", waiting=waiting, needed=True) as waited:
             if not artifacts.is_whole(result):
                 if waited and _stamp(record) not in (None, before):
                     failure = json.loads(record.read_text(encoding="utf-8"))

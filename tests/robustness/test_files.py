@@ -225,6 +225,8 @@ def test_a_file_system_without_locks(error, tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().err.startswith(f"warning: no locks on {tmp_path / 'lock'} ({os.strerror(error)}): do")
     with Steps(tmp_path / "data"):
         assert "warning: no locks on" in capsys.readouterr().err
+    with pytest.raises(OSError, match=os.strerror(error)), locked(tmp_path / "lock", needed=True):
+        pass
     error = errno.EIO
     with pytest.raises(OSError, match=os.strerror(errno.EIO)), locked(tmp_path / "lock"):
         pass
