@@ -5,7 +5,8 @@ A wheel has the sources of the native kernels (lightconv_plugin/sources), which 
     LIGHTCONV_PREBUILD=1 pip install --no-build-isolation .
 
 they are compiled at build time, against the installed torch and for CPUs with and without AVX2 and AVX-512, and
-included in the wheel; for GPUs only if nvcc is found and TORCH_CUDA_ARCH_LIST or a GPU determines the architectures.
+included in the wheel. Those for GPUs are left out if they cannot be compiled, such as without nvcc or without a GPU,
+unless TORCH_CUDA_ARCH_LIST names the architectures: then that is an error.
 An editable installation compiles into the cache, like `lightconv build`.
 """
 
@@ -56,6 +57,8 @@ def prebuild() -> list[Path]:
     for outcome in build_all(say=print, portable=True):
         if outcome.failed:
             sys.exit(f"LIGHTCONV_PREBUILD=1: the {outcome.kind} kernels could not be compiled: {outcome.error}")
+        if outcome.error:
+            print(f"LIGHTCONV_PREBUILD=1: without the {outcome.kind} kernels: {outcome.error}")
         if outcome.library:
             libraries.append(outcome.library)
     return libraries

@@ -252,22 +252,12 @@ def parse_architectures(text: str) -> tuple[str, ...]:
 def chosen_architectures() -> tuple[str, ...]:
     """The default architectures: those in TORCH_CUDA_ARCH_LIST, otherwise those of this machine's GPUs.
 
-    Images of containers set the list for all that is compiled in them. Of those before 7.5, which current compilers do
-    not know, only what a GPU of this machine needs is kept.
-
     Raises:
         ValueError: TORCH_CUDA_ARCH_LIST cannot be parsed.
         NativeError: TORCH_CUDA_ARCH_LIST is not set and there is no GPU.
     """
-    listed = os.environ.get("TORCH_CUDA_ARCH_LIST", "").strip()
-    if listed and listed != "native":
-        try:
-            names = parse_architectures(listed)
-        except ValueError as error:
-            raise ValueError(f"TORCH_CUDA_ARCH_LIST: {error}") from None
-        here = capabilities()
-        kept = [name for name in names if _parts(name) >= (7, 5) or any(covers(name, device) for device in here)]
-        return tuple(kept) or names
+    if listed := listed_architectures():
+        return listed
     devices = capabilities()
     if not devices:
         raise NativeError(
@@ -275,6 +265,26 @@ def chosen_architectures() -> tuple[str, ...]:
             "name the architectures, such as TORCH_CUDA_ARCH_LIST='8.0;9.0'",
         )
     return of_devices(devices)
+
+
+def listed_architectures() -> tuple[str, ...]:
+    """Those in TORCH_CUDA_ARCH_LIST; () if it is not set, or is "native".
+
+    Images of containers set the list for all that is compiled in them. Of those before 7.5, which current compilers do
+    not know, only what a GPU of this machine needs is kept.
+
+    Raises ValueError if the list cannot be parsed.
+    """
+    listed = os.environ.get("TORCH_CUDA_ARCH_LIST", "").strip()
+    if listed in ("", "native"):
+        return ()
+    try:
+        names = parse_architectures(listed)
+    except ValueError as error:
+        raise ValueError(f"TORCH_CUDA_ARCH_LIST: {error}") from None
+    here = capabilities()
+    kept = [name for name in names if _parts(name) >= (7, 5) or any(covers(name, device) for device in here)]
+    return tuple(kept) or names
 
 
 def capabilities() -> list[tuple[int, int]]:

@@ -16,7 +16,7 @@ class Outcome:
     """The result of building one library.
 
     `error` says why there is no library. CUDA kernels that cannot be compiled are not a failure unless they were
-    requested. `seconds` is the time the build took; None for a library that existed already.
+    requested: by name, or with architectures. `seconds` is the time the build took; None for a library that existed already.
     """
 
     kind: str
@@ -36,7 +36,7 @@ def build_all(
     """Build the libraries, one after the other.
 
     Args:
-        kinds: "cpu", "cuda" or both. Empty: cpu, and cuda if it can be compiled or `architectures` are given.
+        kinds: "cpu", "cuda" or both. Empty: cpu, and cuda if it can be compiled or architectures are named.
         architectures: GPU architectures as returned by `artifacts.parse_architectures`. None: those in
             TORCH_CUDA_ARCH_LIST, otherwise those of this machine's GPUs.
         say: receives the progress, such as "cpu: compiling 4 files".
@@ -49,7 +49,7 @@ def build_all(
     for kind in artifacts.KINDS:
         if kinds and kind not in kinds:
             continue
-        required = kind == "cpu" or bool(kinds) or architectures is not None
+        required = kind == "cpu" or bool(kinds) or bool(architectures or artifacts.listed_architectures())
         try:
             recipes = [_cuda_recipe(architectures)] if kind == "cuda" else _cpu_recipes(portable)
         except NativeError as error:

@@ -117,6 +117,13 @@ def test_cuda_that_does_not_compile_fails_only_what_asked_for_it(built, monkeypa
     assert main.main(["build"]) == 0
     assert capsys.readouterr().out.endswith("cuda: not built: unsupported GNU version\n")
     assert main.main(["build", "cuda"]) == 1
+    for listed in ("native", " "):  # names no architecture
+        monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", listed)
+        assert main.main(["build"]) == 0
+    monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "9.0")
+    capsys.readouterr()
+    assert main.main(["build"]) == 1
+    assert "lightconv build: error: cuda: unsupported GNU version" in capsys.readouterr().err
 
 
 def test_what_is_there_needs_no_toolkit(built, monkeypatch, capsys):
