@@ -16,7 +16,8 @@ class Outcome:
     """The result of building one library.
 
     `error` says why there is no library. CUDA kernels that cannot be compiled are not a failure unless they were
-    requested: by name, or with architectures. `seconds` is the time the build took; None for a library that existed already.
+    requested, by name or with architectures. `seconds` is the time the build took; None for a library that existed
+    already.
     """
 
     kind: str
