@@ -105,8 +105,10 @@ def clear(name: str | None = None) -> int:
         freed += size(folder)
         if folder.is_dir():
             shutil.rmtree(folder.resolve())
-            if folder.is_symlink():  # to a larger disk, say: it can be used again
+            if folder.is_symlink() and name is None:  # the cache on a larger disk, say: it can be used again
                 folder.resolve().mkdir()
+            elif folder.is_symlink():  # an empty folder would be taken for the model
+                folder.unlink()
     return freed
 
 

@@ -138,6 +138,15 @@ def test_a_cache_that_is_a_link_is_emptied(home, lightconv, tmp_path):
     assert home.is_symlink() and not list(home.iterdir())
 
 
+def test_a_model_that_is_linked_can_be_cleared_and_fetched_again(server, home, lightconv, tmp_path):
+    get(lightconv, server)
+    (home / MODEL.folder).rename(tmp_path / "disk")
+    (home / MODEL.folder).symlink_to(tmp_path / "disk")
+    lightconv("released", "--clear", NAME)
+    assert not (tmp_path / "disk").exists() and not (home / MODEL.folder).is_symlink()
+    get(lightconv, server)
+
+
 def test_slow_cut_off_and_moved_downloads_are_resumed(server, home, lightconv):
     half = len(server.files[ARCHIVE]) // 2
     server.redirects[ARCHIVE] = f"{server.address}/moved/{ARCHIVE}"
