@@ -119,6 +119,21 @@ def test_from_text_needs_merges_and_the_released_weights(world, server, home, li
     assert not asked and not (tmp_path / "results").exists()
 
 
+def test_from_text_refuses_an_export_that_prepares_text_otherwise(server, home, lightconv, asked, tmp_path):
+    """As those have that are older than what is known of the training text."""
+    model = MODELS[NAMES[0]]
+    lightconv("released", NAMES[0], "--url", server.address)
+    prepared = cache.exported(model) / "text.json"
+    text = json.loads(prepared.read_text(encoding="utf-8"))
+    for changed in ({"lowercase": "last"}, {"aggressive": True}):
+        source = {**text["source"], "recipe": {**text["source"]["recipe"], **changed}}
+        prepared.write_text(json.dumps({**text, "source": source}))
+        _, err = lightconv("reproduce", f"released/{NAMES[0]}", "--from-text", status=2)
+        said = f"not prepare text as {NAMES[0]} needs it: run lightconv released {NAMES[0]} --dtype float32 first\n"
+        assert err.endswith(said)
+    assert not asked
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

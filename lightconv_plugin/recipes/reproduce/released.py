@@ -9,6 +9,7 @@ from typing import Any
 
 from lightconv_plugin.checkpoints.exported import open_exported
 from lightconv_plugin.checkpoints.loading import count_parameters
+from lightconv_plugin.checkpoints.training_text import TOKENIZERS
 from lightconv_plugin.errors import InputError
 from lightconv_plugin.ops.instructions import cpu_name
 from lightconv_plugin.paths import configs_dir
@@ -29,6 +30,7 @@ from lightconv_plugin.released import cache, fetch
 from lightconv_plugin.released.models import Model, find
 from lightconv_plugin.scoring import bleu
 from lightconv_plugin.scoring.measuring import Measuring
+from lightconv_plugin.text.recipe import Recipe
 from lightconv_plugin.text.segmenters import SEGMENTERS, segmented
 
 SCORES = ("bleu_tok", "sacrebleu", "chrf")
@@ -45,8 +47,8 @@ def reproduce_released(
         results: folder of rows and table; by default those of all reproductions
 
     Raises:
-        InputError: the model or the test set cannot be had, or they do not belong together; or raw text cannot be
-            prepared as the model's training text was, or the exported weights are not the released ones.
+        InputError: the model or the test set cannot be had, or they do not belong together; or the exported model
+            cannot prepare raw text as the training text was, or has other weights than the released ones.
     """
     model = find(name)
     if from_text and not model.task.sacrebleu:
@@ -100,18 +102,20 @@ def _score_text(model: Model) -> dict[str, Any]:
 
 
 def _check_exported(model: Model) -> None:
-    """InputError unless the exported directory takes raw text and has the released weights."""
+    """InputError unless the exported directory prepares raw text as in training and has the released weights."""
     exported = open_exported(cache.exported(model))
     text, weights = exported.source_text, exported.settings.weights
+    again = f"run lightconv released {model.name} --dtype float32 first"
     if text is not None and text.is_split:
         raise InputError(
             f"{model.name} came without merges, so raw text cannot be split into its subwords: leave out `from_text`"
         )
     if weights != "float32":
-        raise InputError(
-            f"the weights in {exported.directory} are {weights}, not the released ones: run lightconv released "
-            f"{model.name} --dtype float32 first"
-        )
+        raise InputError(f"the weights in {exported.directory} are {weights}, not the released ones: {again}")
+    steps, lowercase = TOKENIZERS[model.task.tokenizer], "last" if model.task.lowercase else ""
+    for lang, side in zip(model.task.pair, (text, exported.target_text), strict=True):
+        if side is not None and side.recipe != Recipe(lang=lang, lowercase=lowercase, **steps):
+            raise InputError(f"{exported.directory} does not prepare text as {model.name} needs it: {again}")
 
 
 def _sacrebleu_text(name: str, pair: Sequence[str]) -> tuple[list[str], list[str]]:
