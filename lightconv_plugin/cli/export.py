@@ -42,7 +42,10 @@ def _measured(checkpoint: Path) -> tuple["Score | None", tuple[str, ...]]:
         if not path.is_file():
             continue
         if is_older(path, checkpoint):  # about an earlier checkpoint of this name
-            notes.append(f"{path.name} is older than {checkpoint.name}: the model card is without it")
+            notes.append(
+                f"{path.name} is older than {checkpoint.name}: the model card is without it; if it is of this "
+                f"checkpoint, as in a copied folder, touch {path} and export again"
+            )
             continue
         try:
             found = read_score(path)

@@ -248,7 +248,8 @@ def test_a_score_that_is_older_than_the_checkpoint_is_left_out(corpus, tmp_path,
     (tmp_path / "m.test.score").write_text(json.dumps({"sacrebleu": 31.25, "signature": "nrefs:1"}))
     os.utime(tmp_path / "m.test.score", (1, 1))
     assert lightconv(path, tmp_path / "m") == 0
-    assert "note: m.test.score is older than m.pt" in capsys.readouterr().out
+    said = "is older than m.pt: the model card is without it; if it is of this checkpoint, as in a copied folder, touch"
+    assert f"note: m.test.score {said} {tmp_path / 'm.test.score'}" in capsys.readouterr().out
     assert "To be written: no score was given." in (tmp_path / "m/README.md").read_text(encoding="utf-8")
 
 
