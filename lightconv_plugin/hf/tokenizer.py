@@ -60,7 +60,8 @@ class LightConvTokenizer(PreTrainedTokenizer):
     Text is in the source language, `text_target` in the target language. `decode` takes ids of the target, or of the
     source with use_source_tokenizer=True. A translation model's text ends with `</s>`; a language model's begins with
     it, as in fairseq's training. Ids that do not begin with it continue a text: `decode` keeps the space before them.
-    Words such as `</s>` in a text are unknown words. `decode` keeps unknown words as `<unk>`.
+    Words such as `</s>` in a text are unknown words. `decode` keeps unknown words as `<unk>`. `convert_tokens_to_ids`
+    gives ids of the source; those of the target, such as for `bad_words_ids`, are in `get_vocab()`.
 
     Args:
         text_file: text.json; the other files are next to it.
