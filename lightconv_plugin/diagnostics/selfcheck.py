@@ -50,9 +50,10 @@ class Shape:
 
 
 # Every path of the kernels is taken by one of these (`lightconv doctor --explain` names them): heads narrower than any
-# vector, of one vector, as wide as in published models, and of one channel; short and long filters. In a sequence
-# that is shorter than the filter, padding and normalisation are easiest to get wrong.
-SHAPES = (Shape(6, 12, 4, 7), Shape(6, 32, 2, 7), Shape(40, 128, 2, 31), Shape(6, 3, 3, 31))
+# vector, of one vector, as wide as in published models, and of one channel; short and long filters; and dynamicconv's
+# filters of 4 taps with several heads in one vector. In a sequence that is shorter than the filter, padding and
+# normalisation are easiest to get wrong.
+SHAPES = (Shape(6, 12, 4, 7), Shape(6, 32, 2, 7), Shape(6, 16, 8, 4), Shape(40, 128, 2, 31), Shape(6, 3, 3, 31))
 
 ROWS, WORDS, EPSILON, IGNORED = 5, 21, 0.1, 1  # of the loss; the words are not a multiple of any vector
 
