@@ -43,7 +43,7 @@ def add_text_options(parser: argparse.ArgumentParser) -> None:
     text.add_argument("-s", "--source-lang", metavar="XX")
     text.add_argument("-t", "--target-lang", metavar="XX")
     text.add_argument(
-        "--bpe-codes", metavar="FILE", help="merges of subword-nmt; none: the text is split into pieces already"
+        "--bpe-codes", metavar="FILE", help="merges of subword-nmt; none: the text is in subwords already"
     )
     text.add_argument("--sentencepiece", type=Path, metavar="MODEL", help="sentencepiece model")
     text.add_argument(

@@ -21,7 +21,7 @@ TOKENIZERS: Mapping[str, Mapping[str, Any]] = {
     "moses-a": {"tokeniser": "moses", "aggressive": True},
     "none": {"tokeniser": "none"},
 }
-NO_CODES = "none"  # instead of a file of merges: the text is already tokenised and split into pieces
+NO_CODES = "none"  # instead of a file of merges: text of a dictionary of subwords is already split into them
 # Where scripts/prepare.sh puts the merges, beside data-bin, and how archives of fairseq's released models name them.
 _CODES = ("bpe/codes", "bpe/codes.{}")
 _RELEASED = ("bpecodes", "codes", "code", "bpe.codes")
@@ -54,7 +54,7 @@ def find_text(
 
     task: fairseq's, with dictionaries and languages. data: the folder of the dictionaries, or an exported model.
     bpe_codes: merges of subword-nmt, or "none". tokenizer: one of TOKENIZERS; with bpe_codes "none", for translations
-        alone.
+        and for text of a dictionary of words alone.
     lowercase: lower-case both sides even if corpus.json beside the data does not say that the training text was.
 
     Raises TranslationError if something is missing; the message names the parameter to set.

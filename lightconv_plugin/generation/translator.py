@@ -53,8 +53,9 @@ class Translator:
             or several of the same kind
         data: the folder of a checkpoint's dictionaries (data-bin)
         source_lang, target_lang: as in the names of the dictionaries
-        bpe_codes: merges of subword-nmt; "none" for text that is already tokenised and split. This and the next three
-            are for checkpoints only: an exported directory defines how its text is prepared
+        bpe_codes: merges of subword-nmt; "none" for text that is already tokenised and split, of a dictionary of
+            subwords (`tokenizer` "none" is for one of words). This and the next three are for checkpoints only: an
+            exported directory defines how its text is prepared
         sentencepiece: a sentencepiece model; like merges, of both languages, or else references cannot be scored
         tokenizer: "moses", "moses-a" (which also splits a-b into a @-@ b: tokenizer.perl -a, and fairseq's "moses") or
             "none"
