@@ -30,7 +30,7 @@ from lightconv_plugin.released import cache, fetch
 from lightconv_plugin.released.models import Model, find
 from lightconv_plugin.scoring import bleu
 from lightconv_plugin.scoring.measuring import Measuring
-from lightconv_plugin.text.recipe import Recipe
+from lightconv_plugin.text.recipe import Lowercase, Recipe
 from lightconv_plugin.text.segmenters import SEGMENTERS, segmented
 
 SCORES = ("bleu_tok", "sacrebleu", "chrf")
@@ -112,7 +112,8 @@ def _check_exported(model: Model) -> None:
         )
     if weights != "float32":
         raise InputError(f"the weights in {exported.directory} are {weights}, not the released ones: {again}")
-    steps, lowercase = TOKENIZERS[model.task.tokenizer], "last" if model.task.lowercase else ""
+    steps = TOKENIZERS[model.task.tokenizer]
+    lowercase: Lowercase = "last" if model.task.lowercase else ""
     for lang, side in zip(model.task.pair, (text, exported.target_text), strict=True):
         if side is not None and side.recipe != Recipe(lang=lang, lowercase=lowercase, **steps):
             raise InputError(f"{exported.directory} does not prepare text as {model.name} needs it: {again}")
