@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,15 @@ from lightconv_plugin.generation import fairseq_generate
 from lightconv_plugin.progress import say
 from lightconv_plugin.scoring.generate_log import FAIRSEQS, parse_gen_log
 from lightconv_plugin.scoring.measuring import Languages, Measuring, Scored, languages_of, score, stem_of, with_facts
-from lightconv_plugin.scoring.perplexity import batches, parse_eval_lm_log, plain, positions, samples, task_of
+from lightconv_plugin.scoring.perplexity import (
+    batches,
+    parse_eval_lm_log,
+    plain,
+    positions,
+    samples,
+    split_join,
+    task_of,
+)
 from lightconv_plugin.scoring.significance import check_number, translations_in
 
 # Options of fairseq's commands that are set here, or that would suppress output that is parsed here.
@@ -168,6 +177,16 @@ def tokens_of(data: Path, subset: str) -> int:
     return int(dataset.sizes.sum())
 
 
+def pieces_ending_in(end: str, data: Path, subset: str) -> int:
+    """How many tokens of a language model's subset are pieces that end so, and belong to a word with the next."""
+    import torch
+    from fairseq.data import Dictionary, data_utils
+
+    symbols = Dictionary.load(str(data / "dict.txt")).symbols
+    ends = torch.tensor([symbol.endswith(end) for symbol in symbols])
+    return sum(int(ends[line].sum()) for line in data_utils.load_indexed_dataset(str(data / subset), None))
+
+
 def check_data(data: Path, subset: str) -> None:
     """Raise InputError if a language model's data folder lacks the dictionary or the subset."""
     for path, what in ((data / "dict.txt", "a dictionary"), (data / f"{subset}.idx", "a subset")):
@@ -196,6 +215,7 @@ def measure_perplexity(
     if "tokens_per_sample" not in task:
         raise InputError(f"{checkpoint} is not a language model: its task has no tokens_per_sample")
     check_options(options, command="fairseq-eval-lm")
+    join, options = split_join(options)
     own = samples(task)
     config = fairseq_generate.parse_options([str(data), *own, *options], "eval_lm")
     own += batches(config.task, positions(task), words, context_window)
@@ -213,6 +233,9 @@ def measure_perplexity(
     tokens = tokens_of(data, subset)
     if scored.tokens < tokens:
         raise InputError(f"fairseq-eval-lm scored {scored.tokens} of the {tokens} tokens of {subset}, see {log}")
+    if join:
+        loss = scored.loss * tokens / (tokens - pieces_ending_in(join, data, subset))
+        scored = replace(scored, loss=round(loss, 4), perplexity=round(2**loss, 2), unit="word")
     result = {
         "perplexity": scored.perplexity,
         "loss": scored.loss,

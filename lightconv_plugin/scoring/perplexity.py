@@ -28,7 +28,7 @@ class Perplexity:
     """The result of fairseq-eval-lm.
 
     loss: bits per unit. tokens: number of scored tokens, including </s>. unit: what the mean is over, "token", or
-    "word" with --post-process, which joins BPE.
+    "word" with --post-process, which joins BPE. (In fairseq-eval-lm's log, a word cut by a sample's end counts twice.)
     """
 
     perplexity: float
@@ -145,3 +145,23 @@ def split_context_window(options: Sequence[str]) -> tuple[int, list[str]]:
     except argparse.ArgumentError as error:
         raise InputError(f"in the options for fairseq-eval-lm: {error}") from None
     return known.context_window, others
+
+
+def split_join(options: Sequence[str]) -> tuple[str, list[str]]:
+    """(the end of pieces that --post-process joins, "" without it; the other options), in options for fairseq-eval-lm.
+
+    fairseq joins within the scored part of a sample alone, so that words that its ends cut count as two; and nothing
+    for --remove-bpe without a value.
+
+    Raises InputError for what fairseq-eval-lm cannot join, or if it is to list the words.
+    """
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--post-process", "--remove-bpe", nargs="?", const="@@ ")
+    known, others = parser.parse_known_args(list(options))
+    if known.post_process is None:
+        return "", others
+    if known.post_process.rstrip() not in ("@@", "subword_nmt"):
+        raise InputError(f"--post-process must be '@@ ' for fairseq-eval-lm, got {known.post_process!r}")
+    if listing := [option for option in others if option.startswith("--output-word-")]:
+        raise InputError(f"{listing[0]} is not valid with --post-process: it lists pieces, call fairseq-eval-lm itself")
+    return "@@", others

@@ -9,6 +9,7 @@ import torch
 
 from lightconv_plugin.cli import main
 from lightconv_plugin.errors import InputError
+from lightconv_plugin.generation import fairseq_generate
 from lightconv_plugin.recipes.evaluation import measure_perplexity
 from lightconv_plugin.scoring import perplexity
 from lightconv_plugin.scoring.perplexity import batches, parse_eval_lm_log, task_of
@@ -193,6 +194,59 @@ def test_skipped_sentences_are_noticed_among_beginnings_of_samples(training, tmp
     options = ["--cpu", "--add-bos-token", "--sample-break-mode", "eos"]
     with pytest.raises(InputError, match="scored 60 of the 81 tokens"):
         measure_perplexity(tmp_path, tmp_path / "model.pt", "test", 0, options)
+
+
+@pytest.fixture
+def pieces(training, tmp_path):
+    """(data whose lines are of random pieces, some of which end in "@@", the model, tokens, words with </s>)."""
+    from fairseq.data import indexed_dataset
+
+    entries = (training[0] / "dict.txt").read_text().splitlines()
+    joined = set(range(4, 4 + len(entries), 3))  # after fairseq's four symbols
+    marked = [entry.replace(" ", "@@ " if i + 4 in joined else " ") for i, entry in enumerate(entries)]
+    (tmp_path / "dict.txt").write_text("\n".join(marked) + "\n")
+    (tmp_path / "model.pt").hardlink_to(training[1] / "checkpoint1.pt")
+    generator, tokens, words = torch.Generator().manual_seed(0), 0, 0
+    builder = indexed_dataset.make_builder(str(tmp_path / "test.bin"), impl="mmap", vocab_size=100)
+    for length in range(1, 19):
+        line = torch.randint(4, 4 + len(entries), (length,), generator=generator)
+        line[-1] = 5
+        builder.add_item(torch.cat([line, torch.tensor([2])]))
+        tokens += length + 1
+        words += 1 + sum(int(i) not in joined for i in line)
+    builder.finalize(str(tmp_path / "test.idx"))
+    return tmp_path, tmp_path / "model.pt", tokens, words
+
+
+@pytest.mark.parametrize(
+    "options, window",
+    [(["eos"], 0), (["none"], 0), (["none"], 19), (["none", "--add-bos-token"], 0)],
+    ids=["sentences", "cut", "cut-after-each-token", "beginnings"],
+)
+def test_words_that_samples_cut_are_words(options, window, pieces):
+    data, model, tokens, words = pieces
+    options = ["--cpu", "--sample-break-mode", *options]
+    by_token = measure_perplexity(data, model, "test", window, options)
+    by_word = measure_perplexity(data, model, "test", window, [*options, "--post-process", "@@ "])
+    assert (by_token["tokens"], by_word["tokens"]) == (tokens, tokens)
+    assert by_word["loss"] == pytest.approx(by_token["loss"] * tokens / words, abs=1e-4)
+    assert by_word["perplexity"] == pytest.approx(2 ** by_word["loss"], rel=1e-4)
+    if options[-1] == "eos":  # no sample cuts a word: fairseq's own number
+        own = ["--task", "language_modeling", "--tokens-per-sample", "20", *options, "--post-process", "@@ "]
+        log = fairseq_generate.eval_lm_log(data, model, "test", own).splitlines()
+        assert by_word["loss"] == pytest.approx(parse_eval_lm_log(log, "log").loss, abs=3e-4)
+
+
+@pytest.mark.parametrize(
+    "options, said",
+    [
+        (["--post-process", "sentencepiece"], "--post-process must be '@@ ' for fairseq-eval-lm, got 'sentencepiece'"),
+        (["--remove-bpe", "--output-word-probs"], "--output-word-probs is not valid with --post-process"),
+    ],
+)
+def test_what_is_joined_in_another_way_is_refused(options, said, training):
+    with pytest.raises(InputError, match=said):
+        measure_perplexity(training[0], training[1] / "checkpoint1.pt", "valid", 0, ["--cpu", *options])
 
 
 def test_a_perplexity_per_word_says_so(training, tmp_path, capsys):
