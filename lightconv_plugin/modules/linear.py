@@ -43,6 +43,7 @@ def _suits(x: Tensor, weight: Tensor) -> bool:
         eager(x, weight)  # first: while a graph is being traced, the sizes are not to be read
         and x.device.type == "cpu"
         and x.dtype == weight.dtype == torch.float32
+        and x.shape[-1] == weight.shape[-1]  # otherwise torch's product reports it
         and x.numel() >= _ROWS * x.shape[-1]
         and weight.numel() >= _WEIGHTS
         and torch._C._len_torch_dispatch_stack() == 0  # FLOP counters and other modes know torch's product only

@@ -139,6 +139,17 @@ def test_a_weight_that_has_been_widened(onednn):
     assert onednn
 
 
+@needs_onednn
+@pytest.mark.parametrize("features", [23, 25])
+def test_torch_reports_a_wrong_number_of_features(onednn, features):
+    made, x = layer(24, 40), torch.randn(9, features)
+    with pytest.raises(RuntimeError) as torchs:
+        nn.functional.linear(x, made.weight, made.bias)
+    with pytest.raises(RuntimeError) as ours:
+        made(x)
+    assert str(ours.value) == str(torchs.value)
+
+
 def test_small_products_stay_with_torch(monkeypatch):
     monkeypatch.setattr(products, "onednn_is_faster", lambda: True)
     monkeypatch.setattr(products, "product", None)
