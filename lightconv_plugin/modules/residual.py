@@ -2,6 +2,7 @@
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import _has_any_global_hook
 
 from lightconv_plugin import ops
 from lightconv_plugin.modules.dropout import Dropout
@@ -24,7 +25,8 @@ def dropped_added_normed(x: Tensor, residual: Tensor, norm: nn.LayerNorm, dropou
 def unchanged(module: nn.Module, kind: type[nn.Module]) -> bool:
     """Whether a module does what `kind` does and nothing else, so that something else may do it."""
     hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
-    return type(module) is kind and not any(hooks) and "forward" not in module.__dict__  # torch 2.6 traces no vars()
+    hooked = any(hooks) or _has_any_global_hook()
+    return type(module) is kind and not hooked and "forward" not in module.__dict__  # torch 2.6 traces no vars()
 
 
 def native(x: Tensor) -> bool:

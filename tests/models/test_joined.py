@@ -230,6 +230,18 @@ def test_modules_that_were_replaced_are_called():
     assert seen.count("norm") == 1 and seen.count("dropout") == 2
 
 
+def test_modules_are_called_for_torchs_global_hooks():
+    seen = []
+    plain = plain_encoder_decoder(example("dynamicconv")).float().train()
+    handle = torch.nn.modules.module.register_module_forward_hook(lambda module, *_: seen.append(module))
+    try:
+        plain(BATCH[0], BATCH[2])
+    finally:
+        handle.remove()
+    expected = [layer.final_layer_norm for layer in plain.encoder.layers]
+    assert [module for module in seen if module in expected] == expected
+
+
 def test_attention_of_fairseqs_transformer_takes_the_fused_kernels():
     model = example("transformer")
     assert type(model.decoder.layers[0].encoder_attn) is MultiheadAttention
