@@ -48,12 +48,14 @@ class StateTensor:
     dtype: str
     changes: bool = True
 
-    def empty(self, batch: int, source: int = _SOURCE, seen: int = 1) -> Tensor:
+    def empty(
+        self, batch: int, source: int = _SOURCE, seen: int = 1, *, device: torch.device | str | None = None
+    ) -> Tensor:
         """The tensor before the first token: zeros, except for key pads, which are ones since there are no keys yet."""
         sizes = {"batch": batch, "source": source, "seen": seen}
         shape = [size if isinstance(size, int) else sizes[size] for size in self.shape]
         fill = torch.ones if self.name.endswith(".pads") else torch.zeros
-        return fill(shape, dtype=getattr(torch, self.dtype))
+        return fill(shape, dtype=getattr(torch, self.dtype), device=device)
 
 
 def state_tensors(model: PlainModel) -> tuple[StateTensor, ...]:
@@ -90,8 +92,7 @@ class _Graph(nn.Module):
 
     def _empty(self, batch: Tensor) -> list[Tensor]:
         """The changing part of the state before the first token; `batch` has one row per sentence."""
-        device = batch.device
-        return [t.empty(batch.shape[0]).to(device) for t in self.tensors if t.changes]
+        return [t.empty(batch.shape[0], device=batch.device) for t in self.tensors if t.changes]
 
     def _nested(self, state: Sequence[Tensor]) -> DecoderState:
         """The state in the decoder's own form."""
@@ -152,7 +153,7 @@ def export_start(model: PlainModel) -> ExportedProgram:
 
     It uses only torch's own operators.
     """
-    tokens = torch.full((_BATCH, _SOURCE), model.config.unk)
+    tokens = torch.full((_BATCH, _SOURCE), model.config.unk, device=_device(model))
     stack = model.config.encoder or model.config.decoder
     longest = stack.max_positions if stack.positions == "learned" else _LARGEST
     return _export(_Start(model), (tokens,), ({0: Dim("batch", max=_LARGEST), 1: Dim("source", max=longest)},))
@@ -164,14 +165,18 @@ def export_step(model: PlainModel) -> ExportedProgram:
 
     It uses only torch's own operators.
     """
-    graph = _Step(model)
-    state = tuple(tensor.empty(_BATCH, seen=_SEEN) for tensor in graph.tensors)
+    graph, device = _Step(model), _device(model)
+    state = tuple(tensor.empty(_BATCH, seen=_SEEN, device=device) for tensor in graph.tensors)
     dims = {name: Dim(name, max=_LARGEST) for name in ("batch", "source", "seen")}
     shapes = tuple(
         {i: dims[size] for i, size in enumerate(tensor.shape) if isinstance(size, str)} for tensor in graph.tensors
     )
-    token = torch.full((_BATCH,), model.config.unk)
+    token = torch.full((_BATCH,), model.config.unk, device=device)
     return _export(graph, (token, *state), ({0: dims["batch"]}, shapes))
+
+
+def _device(model: PlainModel) -> torch.device:
+    return next(model.parameters()).device
 
 
 def _export(graph: _Graph, arguments: tuple[Tensor, ...], shapes: tuple) -> ExportedProgram:

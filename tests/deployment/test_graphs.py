@@ -136,3 +136,12 @@ def test_beams_are_reordered_by_the_first_dimension():
 def test_a_model_in_training_is_refused():
     with pytest.raises(ValueError, match="evaluation mode"):
         export_step(toys.pair(["talk"]).train())
+
+
+@pytest.mark.parametrize("make", [toys.pair, toys.language_model])
+def test_examples_for_tracing_are_on_the_models_device(make):
+    """The default device "meta" stands in for one that the model is not on."""
+    model = make(["lightweight", "attention"])
+    with torch.device("meta"):
+        examples = [export(model).example_inputs for export in (export_start, export_step)]
+    assert {tensor.device.type for arguments, _ in examples for tensor in arguments} == {"cpu"}
