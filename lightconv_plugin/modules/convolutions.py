@@ -9,11 +9,17 @@ All have the same interface, and the block around them uses nothing else:
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.prune import BasePruningMethod
+from torch.nn.utils.spectral_norm import SpectralNorm
+from torch.nn.utils.weight_norm import WeightNorm
 
 from lightconv_plugin import ops
 from lightconv_plugin.modules.dropout import Dropout
 from lightconv_plugin.modules.linear import Linear
 from lightconv_plugin.ops.normalize import normalize
+
+# These hooks set the weight before each forward pass.
+_COMPUTES_WEIGHT = (BasePruningMethod, SpectralNorm, WeightNorm)
 
 
 class Convolution(nn.Module):
@@ -49,12 +55,17 @@ class Convolution(nn.Module):
     def _options(self) -> dict:
         return {"normalize": self.normalize, "dropout": self.weight_dropout_module.rate, "bias": self.conv_bias}
 
-    def _check_causal(self) -> None:
+    def _prepare_step(self, x: Tensor) -> None:
+        """Check that the convolution is causal, and compute a weight anew that a hook of torch's computes."""
         if self.padding_l != self.kernel_size - 1:
             raise ValueError(
                 "step needs a causal convolution, padding_l = kernel_size - 1: "
                 f"got padding_l={self.padding_l}, kernel_size={self.kernel_size}"
             )
+        if "weight" in self.__dict__:  # no parameter: torch.nn.utils' pruning and older normalisations
+            for hook in self._forward_pre_hooks.values():
+                if isinstance(hook, _COMPUTES_WEIGHT):
+                    hook(self, (x,))
 
     def extra_repr(self) -> str:
         return (
@@ -80,7 +91,7 @@ class StaticConv(Convolution):
         return ops.lightconv(x, self.weight.squeeze(1), self.padding_l, **self._options())
 
     def step(self, x: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
-        self._check_causal()
+        self._prepare_step(x)
         return ops.lightconv_step(x, state, self.weight.squeeze(1), **self._options())
 
 
@@ -171,5 +182,5 @@ class DynamicConv(Convolution):
         return ops.dynamicconv(x, self.filters(x if query is None else query), self.padding_l, **self._options())
 
     def step(self, x: Tensor, state: Tensor | None, query: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        self._check_causal()
+        self._prepare_step(x)
         return ops.dynamicconv_step(x, state, self.filters(x if query is None else query), **self._options())

@@ -39,7 +39,7 @@ class FullConv(Convolution):
 
     def step(self, x: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
         """The next n tokens (n,B,C) of a causal sequence; the state is the last min(seen, K − 1) inputs."""
-        self._check_causal()
+        self._prepare_step(x)
         history = self.kernel_size - 1
         seen = x if state is None else torch.cat([state, x])
         missing = history - (seen.shape[0] - x.shape[0])

@@ -8,9 +8,10 @@ pytest.importorskip("fairseq")
 
 from fairseq.modules.dynamic_convolution import DynamicConv1dTBC
 from fairseq.modules.lightweight_convolution import LightweightConv1dTBC
+from torch.nn.utils import prune, spectral_norm, weight_norm
 
 from lightconv_plugin import ops
-from lightconv_plugin.modules import DepthwiseConv, DynamicConv, LightweightConv
+from lightconv_plugin.modules import DepthwiseConv, DynamicConv, FullConv, LightweightConv
 
 KINDS = [LightweightConv, DynamicConv]
 
@@ -159,3 +160,18 @@ def test_wrong_geometry_is_named(kind, arguments, words):
 def test_only_causal_modules_step(kind):
     with pytest.raises(ValueError, match="padding_l = kernel_size - 1"):
         conv(kind, kernel_size=3, padding_l=1).step(torch.randn(1, 2, 24), None)
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*is deprecated:FutureWarning")
+@pytest.mark.parametrize("computed", [lambda conv: prune.identity(conv, "weight"), weight_norm, spectral_norm])
+@pytest.mark.parametrize("kind", [LightweightConv, FullConv])
+@torch.no_grad()
+def test_step_follows_a_weight_that_a_hook_computes(kind, computed):
+    """As in training, the parameters behind the weight change after the last full pass."""
+    module = FullConv(24, 5, 4).eval() if kind is FullConv else conv(kind)
+    computed(module)
+    for parameter in module.parameters():
+        parameter.pow_(3)
+    x = torch.randn(6, 2, 24)
+    stepped, _ = module.step(x, None)
+    torch.testing.assert_close(stepped, module(x), atol=1e-5, rtol=1e-5)
