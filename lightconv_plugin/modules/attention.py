@@ -21,6 +21,8 @@ CONV_KINDS = ("depthwise", "lightweight", "dynamic")
 
 State = tuple[Tensor, ...]
 
+_KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+
 
 @dataclass(frozen=True)
 class AttentionConv:
@@ -158,11 +160,19 @@ def dot_product_attention(
 
     torch 2.11 to 2.13 prefer cuDNN's on some GPUs, an H100 among them, where results or gradients have been found to be
     wrong without an error: https://github.com/pytorch/pytorch/issues/196678, 193893, 150700.
+
+    A kernel that is turned off in torch.backends.cuda stays off, except in a function that torch.compile compiles.
     """
     if on_gpu(queries) and (torch.compiler.is_compiling() or cudnn_is_chosen()):  # torch.compile cannot trace a query
-        with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
+        with sdpa_kernel(_KERNELS if torch.compiler.is_compiling() else _enabled_kernels()):
             return F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, dropout_p=dropout)
     return F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, dropout_p=dropout)
+
+
+def _enabled_kernels() -> list[SDPBackend]:
+    cuda = torch.backends.cuda
+    enabled = (cuda.flash_sdp_enabled(), cuda.mem_efficient_sdp_enabled(), cuda.math_sdp_enabled())
+    return [kernel for kernel, on in zip(_KERNELS, enabled, strict=True) if on] or [SDPBackend.MATH]
 
 
 def cudnn_is_chosen() -> bool:
