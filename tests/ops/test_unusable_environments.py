@@ -131,7 +131,7 @@ def test_a_truncated_library_in_a_cache_that_cannot_be_written(plain):
     os.truncate(path, 1000)
     lock = path.parent.with_suffix(".lock")
     lock.unlink()
-    lock.mkdir()  # cannot be opened, not even by root
+    lock.symlink_to("/no/such/folder/lock")  # cannot be opened, not even by root
     with pytest.raises(NativeError) as failed:
         build()
     assert failed.value.cause.startswith(f"{path} is damaged: 1000 bytes, ")
