@@ -61,6 +61,13 @@ _DOTS = re.compile(r"\.{2,}")
 _MARK = "\x00"  # replaces each full stop in a run of several; the text does not contain it
 _ENTITIES = {"&": "amp", "|": "#124", "<": "lt", ">": "gt", "'": "apos", '"': "quot", "[": "#91", "]": "#93"}
 _ESCAPES = str.maketrans({character: f"&{name};" for character, name in _ENTITIES.items()})
+# The space after a combining mark that is a token, where a word goes on more often than one ends: not before a vowel of
+# its own (Indian scripts), nor from a lower-case to an upper-case letter. A Tamil pulli often ends a word; it is inside
+# one before letters that begin none, and between two that are equal.
+_AFTER_MARK = regex.compile(
+    r"(?<=\p{L}\p{M}*(?!\p{Alphabetic})\p{M}) (?=\p{L})(?!\p{InSC=Vowel_Independent})(?!(?<=\p{Ll}\p{M}+ )\p{Lu})"
+    r"(?:(?<!\u0bcd )|(?=[டணறனழளலர])|(?<=(.)\u0bcd )(?=\1))"
+)
 
 
 def versions() -> dict[str, str]:
@@ -137,6 +144,14 @@ def _rules(lang: str, aggressive: bool) -> list[tuple[Callable[..., str], str]]:
     else:
         rules.append(("'", " ' "))
     return [(regex.compile(pattern).sub, new) for pattern, new in rules]
+
+
+def join_marks(line: str) -> str:
+    """Tokens with the combining marks inside words, such as a virama, which tokenizer.perl splits off, in their words.
+
+    A space after a word that ends with such a mark is lost if it could be one of tokenizer.perl's.
+    """
+    return line if line.isascii() else _AFTER_MARK.sub("", regex.sub(r" (?=\p{M})", "", line))
 
 
 class _Tokeniser:

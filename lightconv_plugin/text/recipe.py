@@ -116,8 +116,11 @@ class Recipe:
         if self.tokeniser in ("moses", "sacremoses"):
             from sacremoses import MosesDetokenizer
 
+            from lightconv_plugin.text.moses import join_marks
+
             moses = MosesDetokenizer(lang=moses_rules(self.lang))
-            return lambda line: moses.detokenize(line.split())
+            join = join_marks if self.tokeniser == "moses" else str  # sacremoses' tokeniser keeps them in their words
+            return lambda line: moses.detokenize(join(" ".join(line.split())).split())
         if self.tokeniser != "none":
             from lightconv_plugin.text.segmenters import SEGMENTERS
 

@@ -88,6 +88,20 @@ def test_detokenise_is_the_way_back(name):
     assert [recipe.detokenise()(recipe.tokenise()(line)) for line in lines] == [lines[0], lines[1].replace("5 %", "5%")]
 
 
+@pytest.mark.parametrize(
+    "lang, line",
+    [
+        ("hi", "मैं हिन्दी में लिखता हूँ, विद्यालय पृथ्वी ज़्यादा पढ़ना लड़की सिर्फ़ एक"),
+        ("bn", "বাংলাদেশের ক্ষুদ্র উৎসব"),
+        ("ta", "தமிழ் மக்கள் நாட்டில் வென்றனர்."),
+        ("de", "Die A\u0308pfel fu\u0308r Mu\u0308nchens CAFE\u0301, FU\u0308R Rene\u0301 Meier ❤\ufe0f so."),
+    ],
+)
+def test_combining_marks_return_to_their_words(lang, line):
+    recipe = Recipe("moses", lang)
+    assert recipe.detokenise()(recipe.tokenise()(line)) == line
+
+
 def test_what_only_tokenising_took_apart_is_joined():
     recipe = Recipe("moses", "en", aggressive=True)
     assert recipe.detokenise()(recipe.tokenise()("state-of-the-art A-B.")) == "state-of-the-art A-B."
