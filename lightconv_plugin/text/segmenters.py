@@ -14,6 +14,18 @@ import regex
 # Chinese and Japanese characters, their punctuation, full-width letters and digits, half-width katakana.
 _UNSPACED = r"[\p{Han}\p{Hiragana}\p{Katakana}\u3000-\u303f\u30fb\u30fc\uff01-\uff9f]"
 _BETWEEN = regex.compile(rf"(?<={_UNSPACED})\s+(?={_UNSPACED})")
+# What jieba separates and Chinese text does not. Quotation marks, ellipses, dashes and interpuncts count as Chinese,
+# except beside a Latin word or a number. jieba takes letters with accents out of words: lower-case letters that follow
+# one belong to its word.
+_FULL_WIDTH = r"[\u3001-\u301f\uff01-\uff0f\uff1a-\uff20\uff3b-\uff40\uff5b-\uff65]"  # punctuation
+_SHARED = "[“”‘’…—·]"
+_WIDE = rf"(?:{_UNSPACED}|{_SHARED})"
+_ACCENTED = r"(?:(?![A-Za-z])\p{Latin})"
+_CHINESE = regex.compile(
+    rf"(?<={_WIDE})\s+(?={_WIDE})|(?<={_FULL_WIDTH})\s+|\s+(?={_FULL_WIDTH})"
+    r"|(?<=\d)\s+(?=[,:.]\s+\d)|(?<=\d\s+[,:.])\s+(?=\d)|(?<=\w)\s+(?=-\s+\w)|(?<=\w\s+-)\s+(?=\w)"
+    rf"|(?<=[A-Za-z])\s+(?={_ACCENTED})|(?<={_ACCENTED})\s+(?=[a-z])"
+)
 _BESIDE = regex.compile(rf"(?<={_UNSPACED})\s+|\s+(?={_UNSPACED})")
 _LONGEST = 12_000  # characters that SudachiPy segments at once: it takes at most 49,149 bytes
 _NON_PRINTING = regex.compile(r"\p{C}")
@@ -87,7 +99,7 @@ class Segmenter:
 
 Segmented = Literal["jieba", "sudachi"]
 SEGMENTERS: dict[str, Segmenter] = {
-    "jieba": Segmenter("Chinese", ("jieba",), _jieba, _BETWEEN),
+    "jieba": Segmenter("Chinese", ("jieba",), _jieba, _CHINESE),
     "sudachi": Segmenter("Japanese", ("sudachipy", "sudachidict-core"), _sudachi, _BESIDE),
 }
 _BY_LANGUAGE: dict[str, Segmented] = {"zh": "jieba", "ja": "sudachi"}

@@ -116,6 +116,20 @@ def test_chinese():
     assert recipe.detokenise()(tokens) == "联合国大会今天讨论了 GPU 机器翻译。"
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "他说：“你好……”巴拉克·奥巴马花了 50,000 元，COVID-19，Café，Zürich",
+        "我住在 New York。——是的，‘好’。",
+        "增长 3.5%，10:30 开始，2019-2020 年，使用 GPT-4 和 Python 3 模型",
+    ],
+)
+def test_spaces_that_jieba_puts_around_punctuation_are_removed(line):
+    pytest.importorskip("jieba")
+    recipe = Recipe("jieba", "zh")
+    assert recipe.detokenise()(recipe.tokenise()(line)) == line
+
+
 def test_japanese():
     pytest.importorskip("sudachipy")
     recipe = Recipe("sudachi", "ja")
