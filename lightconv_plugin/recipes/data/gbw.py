@@ -46,8 +46,7 @@ def join(paths: list[Path], output: Path) -> None:
     """Concatenate files, removing each one as soon as it is copied: the text is never on disk twice."""
     with output.open("wb") as file:
         for path in progress(paths, desc=f"  {output.stem}", unit=" files"):
-            with path.open("rb") as part:
-                copy_lines(part, file)
+            copy_lines(path, file)
             path.unlink()
     if not output.stat().st_size:
         raise CorpusError(f"{paths[0].name} is empty")

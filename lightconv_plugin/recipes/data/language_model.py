@@ -8,10 +8,8 @@ The vocabulary is that of the training text; <unk> in the text is fairseq's own 
 
 from __future__ import annotations
 
-import gzip
 import io
 import re
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -23,7 +21,7 @@ from lightconv_plugin.progress import say
 from lightconv_plugin.recipes.data.binarise import binarise
 from lightconv_plugin.recipes.data.options import SPLITS, Options, Request
 from lightconv_plugin.recipes.data.stages import Plan, Stage, scratch
-from lightconv_plugin.recipes.data.text_pool import BOM, count_lines
+from lightconv_plugin.recipes.data.text_pool import count_lines, iter_lines
 
 # Upper bound for text unpacked from an archive: a larger one is not the corpus.
 UNPACKED_LIMIT = 8 << 30
@@ -64,24 +62,18 @@ def find_part(paths: Sequence[Path], part: str, place: Path) -> Path:
 
 
 def copy_text(source: Path, output: Path) -> None:
-    """Copy a text, decompressed if it is .gz. CorpusError if it is empty or truncated."""
-    opener = gzip.open if source.suffix == ".gz" else open
-    try:
-        with opener(source, "rb") as file, output.open("wb") as out:
-            copy_lines(file, out)
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise CorpusError(f"{source} cannot be decompressed: {error}") from error
+    """Copy a text, decompressed if it is .gz. CorpusError if it is empty, truncated or not UTF-8."""
+    with output.open("wb") as out:
+        copy_lines(source, out)
     if not output.stat().st_size:
         raise CorpusError(f"{source} is empty")
 
 
-def copy_lines(source: io.BufferedIOBase, output: io.BufferedIOBase) -> None:
-    """Copy a text without a byte order mark, which would be a word, and without carriage returns, in which only fairseq
-    sees ends of lines: each becomes a space."""
-    if (start := source.read(len(BOM))) != BOM:
-        output.write(start.replace(b"\r", b" "))
-    while block := source.read(1 << 20):
-        output.write(block.replace(b"\r", b" "))
+def copy_lines(source: Path, output: io.BufferedIOBase) -> None:
+    """Copy a text's lines as `iter_lines` reads them, but with spaces for the carriage returns that it leaves: only
+    fairseq sees ends of lines in them."""
+    for line in iter_lines(source):
+        output.write(line.replace("\r", " ").encode() + b"\n")
 
 
 def size(text: Path) -> Size:

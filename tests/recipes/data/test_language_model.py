@@ -77,8 +77,8 @@ def test_new_text_is_taken_up(prepared, tmp_path):
     [
         (["--data", "."], "expected one file train.txt (or wiki.train.tokens, …), plain or .gz, found none"),
         (["--data", "two"], "found train.txt, wiki.train.tokens"),
-        (["--data", "cut"], "train.txt.gz cannot be decompressed"),
-        (["--data", "broken"], "train.txt.gz cannot be decompressed"),
+        (["--data", "cut"], "cut/train.txt.gz: Compressed file ended"),
+        (["--data", "broken"], "broken/train.txt.gz: Error -3 while decompressing"),
         (["--data", "empty"], "train.txt is empty"),
     ],
     ids=["no-files", "two-files", "cut-short", "broken", "empty"],

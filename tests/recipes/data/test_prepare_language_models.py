@@ -143,9 +143,10 @@ def prepare_place(place, out, *arguments, entries=None):
         (write_zip, {"b/train.txt": b"a\n"}, "found train.txt, wiki.train.tokens"),
         (write_zip, {"../wiki.train.tokens": b"a\n"}, "leads out of the folder"),
         (write_zip, {"wikitext-103/wiki.valid.tokens": b""}, "wiki.valid.tokens is empty"),
+        (write_zip, {"wikitext-103/wiki.valid.tokens": b"a\ncaf\xe9\n"}, "wiki.valid.tokens is not UTF-8: line 2: "),
         (write_tar, {}, "train has 63 lines, "),
     ],
-    ids=["no-test", "two", "outside", "empty", "other-size"],
+    ids=["no-test", "two", "outside", "empty", "latin-1", "other-size"],
 )
 def test_one_clear_line_for_an_archive_of_another_form(tmp_path, write, changes, message):
     files = {name: data for name, data in (miniatures.wikitext103() | changes).items() if data is not None}
