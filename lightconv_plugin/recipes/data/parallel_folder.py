@@ -12,10 +12,13 @@ from lightconv_plugin.errors import CorpusError
 # train.en, val.de.gz, test_2016_flickr.en, dev-2013.de …: a part's name begins with one of these words.
 PARTS = {"train": ("train",), "valid": ("valid", "val", "dev"), "test": ("test",)}
 EXPECTED = (
-    "expected train.XX, valid.XX (or val.XX, dev.XX) and test.XX or test_*.XX, each for two languages XX, plain or .gz"
+    "expected train.XX, valid.XX (or val.XX, dev.XX) and test.XX or test_*.XX, each for two languages XX, "
+    "plain or .gz, not .txt or .xz"
 )
 # A language may have a region: pt_BR, zh_Hans, es_419. fairseq splits its own file names at "-".
 _LANGUAGE = "[a-z]{2,3}(_[A-Za-z0-9]{2,8})?"
+# Extensions of other files that are as long as languages. Rare languages that share one must be given.
+_NO_LANGUAGES = frozenset("csv dat idx jpg log md npy pdf png py tar tgz tmp tmx tsv txt xml xz yml zip zst".split())
 
 
 @dataclass(frozen=True)
@@ -72,7 +75,7 @@ def find_corpus(
     languages = "|".join([_LANGUAGE, *(re.escape(lang) for lang in (src, tgt) if lang)])
     pattern = re.compile(rf"(?P<prefix>[^.].*?)\.(?P<lang>{languages})(\.gz)?")
     for name in names:
-        if match := pattern.fullmatch(name):
+        if (match := pattern.fullmatch(name)) and match["lang"] not in _NO_LANGUAGES - {src, tgt}:
             langs_of.setdefault(match["prefix"], set()).add(match["lang"])
 
     if src is None or tgt is None:
@@ -80,8 +83,9 @@ def find_corpus(
         candidates = set().union(*(langs_of[p] for p in trains)) - {src, tgt}
         missing = 2 - sum(lang is not None for lang in (src, tgt))
         if len(candidates) != missing:
-            several = f"the languages of its training text are {sorted(candidates)}: choose with `src` and `tgt`"
-            what = several if candidates else EXPECTED
+            found = f"the languages of its training text are {sorted(candidates)}"
+            too_few = f"{found}; {EXPECTED}" if candidates else EXPECTED
+            what = f"{found}: choose with `src` and `tgt`" if len(candidates) > missing else too_few
             raise CorpusError(f"cannot tell the language pair of {folder}: {what}; {listing}")
         rest = sorted(candidates, key=lambda lang: (lang != "en", lang))
         src = src or rest.pop(0)

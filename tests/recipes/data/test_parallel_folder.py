@@ -51,6 +51,8 @@ PLAIN = ("train.en", "train.de", "valid.en", "valid.de", "test.en", "test.de")
                 "test_2016.de",
                 "README.md",
                 "train.log",
+                "train.py",
+                "train.tsv",
             ),
             ("en", "de", "train.lc", "val", ("test_2016",)),
         ),
@@ -64,9 +66,7 @@ PLAIN = ("train.en", "train.de", "valid.en", "valid.de", "test.en", "test.de")
 )
 def test_finds_languages_and_parts(folder, names, found):
     src, tgt, train, valid, tests = found
-    # a third "language", log, makes the pair something to be said
-    said = ("en", "de") if "train.log" in names else ()
-    corpus = find_corpus(folder(*names), *said)
+    corpus = find_corpus(folder(*names))
     assert corpus == Corpus(corpus.folder, src, tgt, train, valid, tests)
 
 
@@ -88,6 +88,12 @@ def test_further_test_sets_take_fairseqs_names(folder):
         ((), {}, "cannot tell the language pair.*expected train.XX.*it is empty"),
         (("text.en", "text.de"), {}, "cannot tell the language pair.*found: text.de, text.en"),
         (("train.en", "train.de", "train.fr"), {}, r"\['de', 'en', 'fr'\]: choose with `src` and `tgt`"),
+        (
+            ("train.en.txt", "train.de.txt", "train.en.xz"),
+            {},
+            r"expected train\.XX.*, not \.txt or \.xz; found: train\.de",
+        ),
+        (("train.en", "train.de.txt"), {}, r"\['en'\]; expected train\.XX"),
         (("train.en", "train.de", "test.en", "test.de"), {}, "no valid text for en-de.*expected.*found: test.de"),
         (("train.en", "train.de", "dev.en", "dev.de"), {}, "no test text for en-de"),
         (("train.en", "train.de", "dev.en", "dev.de", "test1.en", "test1.de"), {}, r"and test\.XX or test_\*\.XX,"),
@@ -95,7 +101,10 @@ def test_further_test_sets_take_fairseqs_names(folder):
         (PLAIN, {"src": "en", "tgt": "fr"}, "no train text for en-fr"),
         (PLAIN, {"src": "de", "tgt": "de"}, "both 'de'"),
     ],
-    ids="empty no-train three-languages no-valid no-test test1 two-valid wrong-language same-language".split(),
+    ids=(
+        "empty no-train three-languages extensions one-language "
+        "no-valid no-test test1 two-valid wrong-language same-language"
+    ).split(),
 )
 def test_says_what_was_found_and_what_is_expected(folder, names, arguments, message):
     with pytest.raises(CorpusError, match=message):
