@@ -2,7 +2,7 @@
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import _has_any_global_hook
+from torch.nn.modules import module as every
 
 from lightconv_plugin import ops
 from lightconv_plugin.modules.dropout import Dropout
@@ -24,8 +24,14 @@ def dropped_added_normed(x: Tensor, residual: Tensor, norm: nn.LayerNorm, dropou
 
 def unchanged(module: nn.Module, kind: type[nn.Module]) -> bool:
     """Whether a module does what `kind` does and nothing else, so that something else may do it."""
-    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
-    hooked = any(hooks) or _has_any_global_hook()
+    own = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
+    shared = (
+        every._global_forward_hooks,
+        every._global_forward_pre_hooks,
+        every._global_backward_hooks,
+        every._global_backward_pre_hooks,
+    )
+    hooked = any(own) or any(shared)
     return type(module) is kind and not hooked and "forward" not in module.__dict__  # torch 2.6 traces no vars()
 
 
