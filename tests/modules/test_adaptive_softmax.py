@@ -3,11 +3,12 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from fairseq import modules
 
 from lightconv_plugin.modules.config import AdaptiveSoftmaxConfig
 from lightconv_plugin.modules.dropout import Dropout
 from lightconv_plugin.modules.outputs import AdaptiveSoftmax
+
+modules = pytest.importorskip("fairseq.modules")
 
 
 @pytest.mark.parametrize("training", [True, False])
