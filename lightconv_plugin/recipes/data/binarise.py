@@ -5,13 +5,27 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from lightconv_plugin.errors import CorpusError
 from lightconv_plugin.paths import package_dir
 from lightconv_plugin.processes import module_command
 from lightconv_plugin.progress import say
+from lightconv_plugin.recipes.data.text_pool import iter_lines
+from lightconv_plugin.text.dictionary import BOS, EOS, PAD
+
+
+def check_words(texts: Iterable[Path]) -> None:
+    """CorpusError if a symbol of fairseq is a word of the texts: fairseq would end a sentence there, or pad it."""
+    symbols = {BOS, PAD, EOS}
+    for path in texts:
+        for number, line in enumerate(iter_lines(path), 1):
+            if "<" in line and (found := symbols.intersection(line.split())):
+                raise CorpusError(
+                    f"{path}, line {number}: {min(found)} is fairseq's symbol, not a word: take it out of the text, or "
+                    "write it in another way"
+                )
 
 
 def binarise(

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from lightconv_plugin.downloads.archives import kind, unpack
 from lightconv_plugin.errors import CorpusError
 from lightconv_plugin.progress import say
-from lightconv_plugin.recipes.data.binarise import binarise
+from lightconv_plugin.recipes.data.binarise import binarise, check_words
 from lightconv_plugin.recipes.data.options import SPLITS, Options, Request
 from lightconv_plugin.recipes.data.stages import Plan, Stage, scratch
 from lightconv_plugin.recipes.data.text_pool import count_lines, iter_lines
@@ -128,6 +128,7 @@ def plan(
 
     def data_bin(output: Path) -> None:
         words = ["--only-source", "--thresholdsrc", str(options.threshold)]
+        check_words(texts)
         binarise(out, SPLITS, "raw/{}.txt", words, options.workers, output)
         count = dictionary_size(output)
         if size_of_dictionary not in (None, count):

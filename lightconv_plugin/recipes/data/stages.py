@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from lightconv_plugin.errors import CorpusError
 from lightconv_plugin.recipes.data import bpe
-from lightconv_plugin.recipes.data.binarise import binarise
+from lightconv_plugin.recipes.data.binarise import binarise, check_words
 from lightconv_plugin.recipes.data.options import SPLITS
 from lightconv_plugin.recipes.data.text_pool import map_file
 from lightconv_plugin.recipes.steps import Steps, check_own, remove, write_text
@@ -154,6 +154,7 @@ class Sides:
         options = [*sides, *(["--joined-dictionary"] if joined else []), *extra]
 
         def make(output: Path) -> None:
+            check_words(self.files("bpe"))
             binarise(self.out, self.splits, "bpe/{}", options, self.workers, output)
             check(output)
 

@@ -208,6 +208,14 @@ def test_a_dictionary_of_another_size_is_refused(tmp_path, quick_binarise):
     prepare_place(place, tmp_path / "out", "--expect-entries", "16")
 
 
+def test_symbols_of_fairseq_are_not_words_of_a_text(tmp_path, quick_binarise):
+    files = miniatures.wikitext103() | {"wikitext-103/wiki.valid.tokens": b" a <unk>x <s> \n b <pad> \n"}
+    place = write_zip(tmp_path / WIKITEXT103, files)
+    with pytest.raises(CorpusError, match=r"valid\.txt, line 1: <s> is fairseq's symbol, not a word"):
+        prepare_place(place, tmp_path / "out")
+    assert not (tmp_path / "out/data-bin").exists()
+
+
 def test_the_published_number_of_entries_is_that_of_the_usual_threshold(tmp_path, quick_binarise):
     place = write_zip(tmp_path / WIKITEXT103, miniatures.wikitext103())
     with pytest.raises(CorpusError, match="the dictionary has 16 entries, expected 24"):
