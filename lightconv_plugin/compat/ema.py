@@ -2,7 +2,10 @@
 
 import functools
 import logging
+from types import SimpleNamespace
 from typing import Any
+
+from torch import nn
 
 from lightconv_plugin.compat.registry import patch
 
@@ -28,6 +31,25 @@ def ema_final_norm() -> None:
         original(self, state_dict, build_fp32_params)
 
     EMA.restore = restore
+
+
+@patch(versions="all versions of fairseq")
+def ema_once() -> None:
+    """fairseq averages a parameter once for each of its names: shared embeddings with the decay squared, or cubed."""
+    from fairseq.models.ema import EMA
+
+    original = EMA._step_internal
+
+    @functools.wraps(original)
+    def step(self: Any, new_model: nn.Module, updates: int | None = None) -> None:
+        averages = self.fp32_params if self.config.ema_fp32 else self.model.state_dict()
+        # In float16, averages in float32 are copies, one for each name.
+        first = {(average.data_ptr(), average.shape): name for name, average in reversed(averages.items())}
+        kept = set(first.values())
+        state = {name: value for name, value in new_model.state_dict().items() if name in kept or name not in averages}
+        original(self, SimpleNamespace(state_dict=lambda: state), updates)
+
+    EMA._step_internal = step
 
 
 @patch(versions="all versions of fairseq")

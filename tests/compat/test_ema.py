@@ -22,8 +22,9 @@ from tests.models.toys import batch, build, task
 NORMS = {"encoder_normalize_before": True, "decoder_normalize_before": True}
 
 
-def fairseqs_transformer():
+def fairseqs_transformer(shared=False):
     config = TransformerConfig()
+    config.share_all_embeddings = shared
     for side in (config.encoder, config.decoder):
         side.embed_dim, side.ffn_embed_dim, side.layers, side.attention_heads = 16, 24, 2, 2
         side.normalize_before = True
@@ -37,14 +38,25 @@ def perturb(model):
             parameter += 0.1 * torch.randn_like(parameter)
 
 
-@pytest.mark.parametrize("make", [lambda: build(**NORMS), fairseqs_transformer], ids=["plugin", "transformer"])
-def test_the_average_is_torchs_with_its_final_norms(make, tmp_path):
-    """Without ema_final_norm, the encoder and the decoder of the average have none. And it is the same when saved."""
+@pytest.mark.parametrize(
+    "make, ema_fp32",
+    [
+        (lambda: build(**NORMS), False),
+        (lambda: build(**NORMS, share_all_embeddings=True), False),
+        (fairseqs_transformer, False),
+        (lambda: fairseqs_transformer(shared=True), False),
+        (lambda: fairseqs_transformer(shared=True), True),
+    ],
+    ids=["plugin", "plugin-shared", "transformer", "shared", "shared-fp32"],
+)
+def test_the_average_is_torchs_with_its_final_norms(make, ema_fp32, tmp_path):
+    """Without ema_final_norm, the encoder and the decoder of the average have none; without ema_once, shared embeddings
+    are averaged over fewer updates. And it is the same when saved."""
     torch.manual_seed(1)
     model = make()
     averaged = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.75))
     averaged.update_parameters(model)
-    ema = EMA(model, EMAConfig(store_ema=True, ema_decay=0.75))
+    ema = EMA(model, EMAConfig(store_ema=True, ema_decay=0.75, ema_fp32=ema_fp32))
     for _ in range(3):
         perturb(model)
         averaged.update_parameters(model)
