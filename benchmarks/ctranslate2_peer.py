@@ -59,8 +59,8 @@ def vocabulary_map(table: Path, file: Path) -> Path:
 class EngineSearch:
     """A saved model in the engine; see searches.TorchSearch.
 
-    The engine can use its threads within a batch, or give each thread a part of it. For each number of sentences,
-    whichever is faster for the first batch is kept.
+    The engine can use its threads within a batch, or give each thread a part of it (so one sentence has one thread).
+    For each number of sentences, whichever is faster for the first batch is kept.
     """
 
     def __init__(self, folder: Path, source, target, settings: SearchSettings, device: torch.device, kind: str):
@@ -101,7 +101,7 @@ class EngineSearch:
     def _fastest(self, tokens: list[list[str]]) -> Callable[[list[list[str]]], list]:
         threads = torch.get_num_threads()
         ways = [self._way(self._together, 0)]
-        if threads > 1 and len(tokens) > 1 and self.device.type == "cpu":
+        if threads > 1 and self.device.type == "cpu":
             if self._apart is None:
                 self._apart = self._engine(threads, 1)
             ways.append(self._way(self._apart, -(-len(tokens) // threads)))

@@ -9,13 +9,13 @@ the sentence, and every system makes equally many steps. With --data, trained mo
 shown with the speed: batches of similar lengths, then the first sentences one by one for the latency.
 
 On a CPU, each system runs in its own process, since spinning threads of one engine would slow down the next. Peak is
-then its memory for model, packed weights and a batch (CTranslate2 has its weights twice for several sentences, once for
-each way to use its threads); on a GPU, only that of a batch.
+then its memory for model, packed weights and a batch (CTranslate2 has its weights twice, once for each way to use its
+threads); on a GPU, only that of a batch.
 "(ours)" alone is our search with our model in its own type; "bfloat16" and "int8" are the types of its linear layers.
 CTranslate2 (`pip install ctranslate2`) runs fairseq's Transformer with the same weights, in the models' type (on a CPU
-float32 only) and with 8-bit integers, with the same number of threads, used within a batch or across its sentences,
-whichever is faster. transformers' Marian (`pip install transformers`) has the same sizes and weights of its own. The
-systems take turns, one call each; medians.
+float32 only) and with 8-bit integers, with the same number of threads, used within a batch or across its sentences
+(one thread for one sentence), whichever is faster. transformers' Marian (`pip install transformers`) has the same sizes
+and weights of its own. The systems take turns, one call each; medians.
 """
 
 from __future__ import annotations
