@@ -120,7 +120,10 @@ def summary(seconds: list[float]) -> dict:
 
 
 class Ratio(NamedTuple):
-    """How many times as long something takes as something else, and the 95 % confidence interval, if it is known."""
+    """How many times as long something takes as something else, and the 95 % confidence interval, if it is known.
+
+    With fewer than about ten calls, the interval is little more than the least and the most of them.
+    """
 
     value: float
     low: float | None = None
