@@ -194,7 +194,9 @@ def _tied_adaptive(cutoff: str) -> dict:
 
 
 _BIG = {"decoder_embed_dim": 1024, "decoder_ffn_embed_dim": 4096, "decoder_attention_heads": 16}
-# TaLK's model for WikiText-103. LightConv's authors did not train one; giving theirs the same shape is our choice.
+# TaLK's model for WikiText-103, with the dropout of upstream's architecture. Upstream's command line gives 0.1, and
+# relu dropout 0, unless told otherwise: its parser sets them before the architecture can. LightConv's authors did not
+# train such a model; giving theirs the same shape is our choice.
 _WIKI103 = {
     **_BIG,
     **_tied_adaptive("20000,60000"),
@@ -211,7 +213,7 @@ LANGUAGE_MODELS = {
     "_lm": {},
     "_lm_gbw": {"decoder_ffn_embed_dim": 4096, "decoder_attention_heads": 16, "attention_dropout": 0.1},
     # The paper's: 17 blocks with these kernels, and bands of 60k, 100k and 640k words (dimensions 1024, 256, 64), hence
-    # the cutoffs 60k and 160k. The paper does not give FFN, heads, GLU and tying; with these, DynamicConv has the 339M
+    # the cutoffs 60k and 160k. We found FFN, heads, GLU and tying in no source; with these, DynamicConv has the 339M
     # parameters that it reports (configs/gbw/dynamicconv.yaml adds them up).
     "_lm_billion_word": {
         **_BIG,

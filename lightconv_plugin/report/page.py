@@ -136,7 +136,7 @@ def _published(run: Run) -> list[tuple[str, str, str, Mapping[str, str], str]]:
     task = paper.find_task(str(settings.task.get("data") or ""), settings.pair)
     if task is None:
         return []
-    fact = paper.find_fact(task, system_of(mixers))
+    fact = paper.find_fact(task, system_of(mixers), len(mixers))
     found = []
     subsets = {score.subset for score in run.scores}
     if fact and "test" in subsets:

@@ -20,8 +20,8 @@ class Comparison:
     """One measure of the two systems, on a scale of 0 to 100.
 
     score, against_score: of the whole text. mean, ci: 95% of the bootstrap samples are within mean ± ci.
-    p_value: sacreBLEU's: how many of the samples' differences, moved to a mean of 0, are above this one's size. That is one
-        tail; the p-value of a two-sided test is about twice as large.
+    p_value: sacreBLEU's: how many of the samples' differences, moved to a mean of 0, are above this one's size. That is
+        one tail; the p-value of a two-sided test is about twice as large.
     """
 
     score: float

@@ -24,7 +24,7 @@ from lightconv_plugin.errors import InputError
 from lightconv_plugin.mixers import MIXERS
 from lightconv_plugin.paths import configs_dir
 from lightconv_plugin.scoring.measuring import Measuring
-from lightconv_plugin.scoring.paper import TASKS, find_fact
+from lightconv_plugin.scoring.paper import FACTS, TASKS, find_fact
 from lightconv_plugin.validation import read
 
 # The scores of a row by metric. The first one is the default of `tune: by`.
@@ -137,7 +137,7 @@ class Protocol:
         if self.paper is not None and self.paper not in (names := [task.name for task in TASKS]):
             raise ValueError(f"paper must be null or one of {', '.join(names)}, got {self.paper!r}")
         for name, system in self.systems.items():
-            if system.paper and system.paper not in (known := PAPER_NAMES.values()):
+            if system.paper and system.paper not in (known := dict.fromkeys(fact.system for fact in FACTS)):
                 wanted = f"null or one of {', '.join(known)}"
                 raise ValueError(f"systems.{name}.paper must be {wanted}, got {system.paper!r}")
 
