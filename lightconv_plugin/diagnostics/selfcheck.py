@@ -1,17 +1,17 @@
 """The self-check of `lightconv doctor`: are the results of the operators and of a small model correct on this machine?
 
 The expected results are computed here independently, in float64 with a plain loop over time of the papers' equations
-(Wu et al. 2019, 3 to 5; Lioutas & Guo 2020, section 3) and hand-written gradients, sharing neither code nor autograd
-with the operators. Native kernels are also compared with the reference, with every option and the dropout mask.
+(Wu et al. 2019, 3 to 5; Lioutas & Guo 2020, section 3), which torch differentiates; they share no code with the
+operators. Native kernels are also compared with the reference, with every option and the dropout mask.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import SimpleNamespace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lightconv_plugin import ops
 from lightconv_plugin.diagnostics import selfcheck_decoding
@@ -62,84 +62,49 @@ WIDTH, NORM_EPSILON, DROPPED = 12, 1e-5, 0.25  # of what follows a sublayer
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 5e-2, torch.float16: 1e-2}
 
 
-def expected(x: Tensor, logits: Tensor, padding_l: int, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Output and gradients of a convolution with softmax-normalised filters.
-
-    x, grad (T,B,C) and logits (T,B,H,K), float64 → out (T,B,C), gradient of x (T,B,C), gradient of logits (T,B,H,K).
-    """
+def convolution(x: Tensor, logits: Tensor, padding_l: int) -> Tensor:
+    """x (T,B,C) and logits (T,B,H,K) of the filters → (T,B,C)."""
     length, batch, _ = x.shape
     heads, kernel_size = logits.shape[2:]
-    weight = logits.exp() / logits.exp().sum(dim=-1, keepdim=True)
-    by_head, grad_by_head = x.reshape(length, batch, heads, -1), grad.reshape(length, batch, heads, -1)
-    out, grad_weight = torch.zeros_like(by_head), torch.zeros_like(weight)
-    padded = by_head.new_zeros(length + kernel_size - 1, *by_head.shape[1:])
-    inner = slice(padding_l, padding_l + length)
-    padded[inner] = by_head
-    grad_padded = torch.zeros_like(padded)
-    for t in range(length):
-        window, taps = padded[t : t + kernel_size], weight[t].permute(2, 0, 1).unsqueeze(-1)  # (K,B,H,C/H), (K,B,H,1)
-        out[t] = (taps * window).sum(dim=0)
-        grad_padded[t : t + kernel_size] += taps * grad_by_head[t]
-        grad_weight[t] = (grad_by_head[t] * window).sum(dim=-1).permute(1, 2, 0)
-    grad_logits = weight * (grad_weight - (weight * grad_weight).sum(dim=-1, keepdim=True))
-    return out.reshape_as(x), grad_padded[inner].reshape_as(x), grad_logits
+    weight = (logits.exp() / logits.exp().sum(dim=-1, keepdim=True)).permute(0, 3, 1, 2).unsqueeze(-1)
+    around = (0, 0, 0, 0, 0, 0, padding_l, kernel_size - 1 - padding_l)
+    padded = nn.functional.pad(x.reshape(length, batch, heads, -1), around)
+    out = [(weight[t] * padded[t : t + kernel_size]).sum(dim=0) for t in range(length)]
+    return torch.stack(out).reshape_as(x)
 
 
-def expected_talk(
-    x: Tensor, left: Tensor, right: Tensor | None, grad: Tensor, reach: int
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Output and gradients of a TaLK convolution with max_left = reach, and max_right too unless `right` is None.
-
-    x, grad (T,B,C) and left, right (T,B,H), float64 → out, gradient of x (T,B,C), gradients of left and right (T,B,H).
-    """
+def talk(x: Tensor, left: Tensor, right: Tensor | None, reach: int) -> Tensor:
+    """x (T,B,C), left and right (T,B,H) → (T,B,C), for max_left = reach, and max_right too unless `right` is None."""
     length, batch, heads = left.shape
-    scale = 1 / (reach + 1 if right is None else 2 * reach + 1)
-    by_head, grad_by_head = x.reshape(length, batch, heads, -1), grad.reshape(length, batch, heads, -1)
-    out, grad_x = by_head * scale, grad_by_head * scale  # of the row at t itself
-    grad_left, grad_right = torch.zeros_like(left), None if right is None else torch.zeros_like(right)
+    by_head, rows = x.reshape(length, batch, heads, -1), []
     for t in range(length):
-        distance = torch.arange(length).view(-1, 1, 1) - t  # of each row (T,1,1)
-        for offset, grad_offset, side in ((left, grad_left, distance < 0), (right, grad_right, distance > 0)):
-            if offset is None or grad_offset is None:
-                continue
-            # 1 for a row inside the window, 0 for one outside, a fraction for the row at its edge.
-            part = offset[t] * reach - distance.abs() + 1
-            share = (part.clamp(0, 1) * side).unsqueeze(-1) * scale
-            out[t] += (share * by_head).sum(dim=0)
-            grad_x += share * grad_by_head[t]
-            slope = (grad_by_head[t] * by_head).sum(dim=-1) * reach * scale
-            grad_offset[t] = (slope * (side & (part > 0) & (part < 1))).sum(dim=0)
-    return out.reshape_as(x), grad_x.reshape_as(x), grad_left, grad_right
+        distance, total = torch.arange(length).view(-1, 1, 1) - t, by_head[t]  # distance: of each row (T,1,1)
+        for offset, side in ((left, distance < 0), (right, distance > 0)):
+            if offset is not None:
+                # 1 for a row inside the window, 0 for one outside, a fraction for the row at its edge.
+                part = offset[t] * reach - distance.abs() + 1
+                share = torch.where((part > 0) & (part < 1), part, (part >= 1).to(part.dtype)) * side
+                total = total + (share.unsqueeze(-1) * by_head).sum(dim=0)
+        rows.append(total)
+    return torch.stack(rows).reshape_as(x) / (reach + 1 if right is None else 2 * reach + 1)
 
 
-def expected_loss(logits: Tensor, target: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
-    """The label-smoothed loss (N,) of logits (N,V) in float64, and the gradient of the logits for that of the loss."""
-    loss, grad_logits = torch.zeros(ROWS, dtype=torch.float64), torch.zeros_like(logits)
-    share = EPSILON / (WORDS - 1)
-    for row in range(ROWS):
-        if target[row] == IGNORED:
-            continue
+def loss(logits: Tensor, target: Tensor) -> Tensor:
+    """The label-smoothed loss (N,) of logits (N,V)."""
+    rows = []
+    for row, word in enumerate(target.tolist()):
         probability = logits[row].exp() / logits[row].exp().sum()
-        for word in range(WORDS):
-            weight = 1 - EPSILON if word == target[row] else share
-            loss[row] -= weight * probability[word].log()
-            grad_logits[row, word] = grad[row] * (probability[word] - weight)
-    return loss, grad_logits
+        weight = torch.full_like(probability, EPSILON / (WORDS - 1))
+        weight[word] = 1 - EPSILON
+        rows.append(-(weight * probability.log()).sum() * (word != IGNORED))
+    return torch.stack(rows)
 
 
-def expected_norm(x: Tensor, residual: Tensor, weight: Tensor, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The norm of residual + x (N,C) in float64, without a bias → out, gradients of x, weight and bias."""
-    out, grad_x = torch.zeros_like(x), torch.zeros_like(x)
-    grad_weight = torch.zeros_like(weight)
-    for row in range(x.shape[0]):
-        total = x[row] + residual[row]
-        centred = total - total.sum() / WIDTH
-        deviation = ((centred * centred).sum() / WIDTH + NORM_EPSILON) ** 0.5
-        normed, along = centred / deviation, grad[row] * weight
-        out[row] = normed * weight
-        grad_x[row] = (along - along.sum() / WIDTH - normed * (along * normed).sum() / WIDTH) / deviation
-        grad_weight += grad[row] * normed
-    return out, grad_x, grad_weight, grad.sum(dim=0)
+def norm(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """The norm of residual + x (N,C)."""
+    total = x + residual
+    centred = total - total.sum(dim=1, keepdim=True) / WIDTH
+    return centred / ((centred * centred).sum(dim=1, keepdim=True) / WIDTH + NORM_EPSILON) ** 0.5 * weight + bias
 
 
 def difference(got: Tensor, want: Tensor) -> float:
@@ -167,66 +132,80 @@ def operator_error(name: str, device: torch.device, dtype: torch.dtype) -> float
     return max(errors)
 
 
-def _compare_talk(
-    shape: Shape, compare: Callable[[Tensor | None, Tensor], None], device: torch.device, dtype: torch.dtype
-) -> None:
+_Compare = Callable[[Tensor | None, Tensor], None]
+
+
+def _check(
+    compare: _Compare,
+    operator: Callable[..., Tensor],
+    definition: Callable[..., Tensor],
+    given: Sequence[Tensor],
+    grad: Tensor,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> Tensor:
+    """Compare outputs and gradients for the same tensors, all in float64; returns the output of the definition."""
+    leaves = [tensor.to(device, dtype).requires_grad_() for tensor in given]
+    got = operator(*leaves)
+    got.backward(grad.to(device, got.dtype))
+    own = [tensor.clone().requires_grad_() for tensor in given]
+    want = definition(*own)
+    want.backward(grad)
+    compare(got, want.detach())
+    for leaf, expected in zip(leaves, own, strict=True):
+        assert expected.grad is not None  # backward has filled it
+        compare(leaf.grad, expected.grad)
+    return want.detach()
+
+
+def _compare_talk(shape: Shape, compare: _Compare, device: torch.device, dtype: torch.dtype) -> None:
     generator, by_head = torch.Generator().manual_seed(30), (shape.length, BATCH, shape.heads)
     x, grad = (
         torch.randn(shape.length, BATCH, shape.channels, generator=generator).to(dtype).double() for _ in range(2)
     )
     # Offsets above 1 exceed the reach.
     left, right = ((1.5 * torch.rand(by_head, generator=generator)).to(dtype).double() for _ in range(2))
+    reach, causal = shape.reach, left.clamp(max=1)
 
-    def on_device(tensor: Tensor) -> Tensor:
-        return tensor.to(device, dtype).requires_grad_()
+    def check(right_reach: int, *given: Tensor) -> Tensor:
+        def operator(x: Tensor, left: Tensor, right: Tensor | None = None) -> Tensor:
+            return ops.talkconv(x, left, right, reach, right_reach)
 
-    for to_left, to_right in ((left, right), (left.clamp(max=1), None)):
-        leaves = on_device(x), on_device(to_left), None if to_right is None else on_device(to_right)
-        got = ops.talkconv(*leaves, shape.reach, 0 if to_right is None else shape.reach)
-        got.backward(grad.to(device, dtype))
-        out, *gradients = expected_talk(x, to_left, to_right, grad, shape.reach)
-        compare(got, out)
-        for leaf, want in zip(leaves, gradients, strict=True):
-            if leaf is not None and want is not None:
-                compare(leaf.grad, want)
+        def definition(x: Tensor, left: Tensor, right: Tensor | None = None) -> Tensor:
+            return talk(x, left, right, reach)
 
-    causal, state = [], None
+        return _check(compare, operator, definition, given, grad, device, dtype)
+
+    check(reach, x, left, right)
+    want, parts, state = check(0, x, causal), [], None
     for part in shape.parts:
-        chunk, state = ops.talkconv_step(
-            x[part].to(device, dtype), state, left[part].clamp(max=1).to(device, dtype), shape.reach
-        )
-        causal.append(chunk)
-    compare(torch.cat(causal), out)  # the last expectation above is the causal one
+        out, state = ops.talkconv_step(x[part].to(device, dtype), state, causal[part].to(device, dtype), reach)
+        parts.append(out)
+    compare(torch.cat(parts), want)
 
 
-def _compare_loss(compare: Callable[[Tensor | None, Tensor], None], device: torch.device, dtype: torch.dtype) -> None:
+def _compare_loss(compare: _Compare, device: torch.device, dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(32)
     logits = torch.randn(ROWS, WORDS, generator=generator).to(dtype).double()
     grad = torch.rand(ROWS, generator=generator).double()
     target = torch.tensor([3, IGNORED, 0, WORDS - 1, 9])
-    leaf = logits.to(device, dtype).requires_grad_()
-    loss, _ = ops.label_smoothed_nll_loss(leaf, target.to(device), EPSILON, IGNORED)
-    loss.backward(grad.to(device, loss.dtype))
-    want, grad_logits = expected_loss(logits, target, grad)
-    compare(loss, want)
-    compare(leaf.grad, grad_logits)
+
+    def operator(logits: Tensor) -> Tensor:
+        return ops.label_smoothed_nll_loss(logits, target.to(device), EPSILON, IGNORED)[0]
+
+    _check(compare, operator, partial(loss, target=target), [logits], grad, device, dtype)
 
 
-def _compare_norm(compare: Callable[[Tensor | None, Tensor], None], device: torch.device, dtype: torch.dtype) -> None:
+def _compare_norm(compare: _Compare, device: torch.device, dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(33)
     x, residual, grad = (torch.randn(ROWS, WIDTH, generator=generator).to(dtype).double() for _ in range(3))
     weight = (0.5 + torch.rand(WIDTH, generator=generator)).to(dtype).double()
-    given = (x, residual, weight, torch.zeros(WIDTH))
-    leaves = one, other, scale, bias = [tensor.to(device, dtype).requires_grad_() for tensor in given]
-    got = ops.dropout_add_layer_norm(one, other, scale, bias, eps=NORM_EPSILON)
-    got.backward(grad.to(device, dtype))
-    out, grad_x, grad_weight, grad_bias = expected_norm(x, residual, weight, grad)
-    compare(got, out)
-    for leaf, want in zip(leaves, (grad_x, grad_x, grad_weight, grad_bias), strict=True):
-        compare(leaf.grad, want)
+    operator = partial(ops.dropout_add_layer_norm, eps=NORM_EPSILON)
+    given = (x, residual, weight, torch.zeros(WIDTH, dtype=torch.float64))
+    _check(compare, operator, norm, given, grad, device, dtype)
 
 
-def _compare_relu(compare: Callable[[Tensor | None, Tensor], None], device: torch.device, dtype: torch.dtype) -> None:
+def _compare_relu(compare: _Compare, device: torch.device, dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(34)
     x, grad = (torch.randn(ROWS, WIDTH, generator=generator).to(dtype).double() for _ in range(2))
     leaf = x.to(device, dtype).requires_grad_()
@@ -237,13 +216,7 @@ def _compare_relu(compare: Callable[[Tensor | None, Tensor], None], device: torc
     compare(leaf.grad, grad * kept)
 
 
-def _compare_convolution(
-    name: str,
-    shape: Shape,
-    compare: Callable[[Tensor | None, Tensor], None],
-    device: torch.device,
-    dtype: torch.dtype,
-) -> None:
+def _compare_convolution(name: str, shape: Shape, compare: _Compare, device: torch.device, dtype: torch.dtype) -> None:
     static = name == "lightconv"
     operator, step = getattr(ops, name), getattr(ops, f"{name}_step")
     generator = torch.Generator().manual_seed(29)
@@ -254,23 +227,21 @@ def _compare_convolution(
         torch.randn(size, generator=generator).to(dtype).double()
         for size in (like_x, like_x, filters if static else by_position)
     )
-    logits = weight.expand(by_position)
-    for padding_l in (shape.kernel_size // 2, shape.kernel_size - 1):
-        out, grad_x, grad_logits = expected(x, logits, padding_l, grad)
-        on_device = [tensor.to(device, dtype).requires_grad_() for tensor in (x, weight)]
-        got = operator(*on_device, padding_l)
-        got.backward(grad.to(device, dtype))
-        compare(got, out)
-        compare(on_device[0].grad, grad_x)
-        compare(on_device[1].grad, grad_logits.sum(dim=(0, 1)) if static else grad_logits)
 
-    causal, state = [], None
+    def check(padding_l: int) -> Tensor:
+        def definition(x: Tensor, weight: Tensor) -> Tensor:
+            return convolution(x, weight.expand(by_position), padding_l)
+
+        return _check(compare, partial(operator, padding_l=padding_l), definition, (x, weight), grad, device, dtype)
+
+    check(shape.kernel_size // 2)
+    want, parts, state = check(shape.kernel_size - 1), [], None
     for part in shape.parts:
-        chunk, state = step(
+        out, state = step(
             x[part].to(device, dtype), state, weight.to(device, dtype) if static else weight[part].to(device, dtype)
         )
-        causal.append(chunk)
-    compare(torch.cat(causal), out)  # the last expectation above is the causal one
+        parts.append(out)
+    compare(torch.cat(parts), want)
 
 
 def reference_error(name: str, device: torch.device, dtype: torch.dtype) -> float:

@@ -1,9 +1,6 @@
 """`lightconv doctor`: a good installation, one without fairseq, and each problem that it finds."""
 
-import functools
-import itertools
 import json
-import math
 import os
 import re
 import subprocess
@@ -13,12 +10,12 @@ from importlib import metadata
 import pytest
 import torch
 
-from lightconv_plugin import ops
 from lightconv_plugin.cli import main
-from lightconv_plugin.diagnostics import checks, explain, selfcheck
+from lightconv_plugin.diagnostics import checks, selfcheck
 from lightconv_plugin.modules import products
-from lightconv_plugin.ops import backends, reference
+from lightconv_plugin.ops import backends
 from lightconv_plugin.ops.artifacts import NativeError
+from tests.diagnostics.findings import statuses
 
 WITHOUT_FAIRSEQ = """
 import sys
@@ -30,34 +27,6 @@ class Blocker:
 
 sys.meta_path.insert(0, Blocker())
 """
-
-
-def statuses(report, status):
-    """The findings of this status, as {name: finding}."""
-    return {finding.name: finding for finding in report.findings if finding.status == status}
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _compiled():
-    """The kernels, before a test takes the compiler away."""
-    backends.backend("cpu")
-
-
-PACKAGES = metadata.packages_distributions
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _packages_are_listed_once():
-    """Which takes longer than all other checks."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(metadata, "packages_distributions", functools.cache(PACKAGES))
-        yield
-
-
-@pytest.fixture
-def no_fairseq(monkeypatch):
-    """In this process, `import fairseq` says that there is none; the operators' part is quick to look at alone."""
-    monkeypatch.setitem(sys.modules, "fairseq", None)
 
 
 # ------------------------------------------------------------------------------------------------ as a user runs it
@@ -143,161 +112,6 @@ def test_what_is_wrong_has_a_remedy_and_status_1(no_fairseq, monkeypatch, capsys
     assert "failure  backend for cuda tensors: LIGHTCONV_BACKEND=cuda: the CUDA kernels cannot be used" in out
     assert "         -> correct or unset LIGHTCONV_BACKEND\n" in out
     assert out.endswith("something is wrong: see the lines marked failure\n")
-
-
-# ------------------------------------------------------------------------------------------------ the operators
-
-
-@pytest.mark.parametrize("padding_l", [0, 2, 3, 6])
-def test_the_expectation_is_right(padding_l):
-    """The hand-written gradient against autograd through an equally plain forward pass."""
-    x, grad = torch.randn(6, 2, 12, dtype=torch.float64), torch.randn(6, 2, 12, dtype=torch.float64)
-    logits = torch.randn(6, 2, 3, 7, dtype=torch.float64)
-    leaves = [x.clone().requires_grad_(), logits.clone().requires_grad_()]
-    padded = torch.nn.functional.pad(leaves[0], (0, 0, 0, 0, padding_l, 6 - padding_l))
-    windows = padded.unfold(0, 7, 1).unflatten(2, (3, 4))
-    (windows * leaves[1].softmax(dim=-1).unsqueeze(3)).sum(dim=-1).flatten(2).backward(grad)
-    out, grad_x, grad_logits = selfcheck.expected(x, logits, padding_l, grad)
-    want = (windows * leaves[1].softmax(dim=-1).unsqueeze(3)).sum(dim=-1).flatten(2)
-    for got, expected in zip((out, grad_x, grad_logits), (want.detach(), *(leaf.grad for leaf in leaves)), strict=True):
-        torch.testing.assert_close(got, expected)
-
-
-@pytest.mark.parametrize("causal", [False, True])
-def test_the_expectation_of_talkconv_is_right(causal):
-    """Against autograd through the band of shares, clip(reach − distance + 1, 0, 1)."""
-    x, grad = torch.randn(6, 2, 12, dtype=torch.float64), torch.randn(6, 2, 12, dtype=torch.float64)
-    left, right = (1.5 * torch.rand(6, 2, 3, dtype=torch.float64) for _ in range(2))
-    leaves, reach = [tensor.clone().requires_grad_() for tensor in ((x, left) if causal else (x, left, right))], 4
-    distance = torch.arange(6) - torch.arange(6).view(6, 1, 1, 1)  # (T, 1, 1, T): how far to the right of t
-    band = (leaves[1].unsqueeze(-1) * reach + distance + 1).clamp(0, 1) * (distance < 0) + (distance == 0)
-    if not causal:
-        band = band + (leaves[2].unsqueeze(-1) * reach - distance + 1).clamp(0, 1) * (distance > 0)
-    band = band / (reach * (1 if causal else 2) + 1)
-    want = torch.einsum("tbhs,sbhr->tbhr", band, leaves[0].unflatten(2, (3, 4))).flatten(2)
-    want.backward(grad)
-    results = selfcheck.expected_talk(x, left, None if causal else right, grad, reach)
-    for got, expected in zip(results, (want.detach(), *(leaf.grad for leaf in leaves)), strict=False):
-        torch.testing.assert_close(got, expected)
-    assert (results[3] is None) == causal
-
-
-class Backward(torch.autograd.Function):
-    """The identity with a wrong gradient."""
-
-    @staticmethod
-    def forward(ctx, x):
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad * 1.01
-
-
-def spoiled(operator, how):
-    def call(*arguments, **options):
-        result = operator(*arguments, **options)
-        return (how(result[0]), result[1]) if isinstance(result, tuple) else how(result)
-
-    return call
-
-
-def whole(name):
-    """The operator of selfcheck.OPERATORS whose part this is."""
-    return name if name in selfcheck.OPERATORS else name.removesuffix("_step")
-
-
-def raising(value):
-    raise RuntimeError("the kernel\nhas a fault")
-
-
-WRONG = {
-    "value": (lambda out: out * 1.01, "differ from float64 by up to"),
-    "nan": (lambda out: out * torch.nan, "differ from float64 by up to inf"),
-    "shape": (lambda out: out[..., :-1], "shape"),
-    "error": (raising, "RuntimeError: the kernel has a fault"),
-}
-
-
-@pytest.mark.parametrize(
-    "operator, wrong",
-    [
-        *((name, "value") for name in ops.__all__ if whole(name) in selfcheck.OPERATORS),
-        *((name, wrong) for name in ("lightconv", "dynamicconv_step") for wrong in WRONG if wrong != "value"),
-    ],
-)
-def test_a_wrong_operator_is_found(operator, wrong, no_fairseq, monkeypatch, capsys):
-    how, said = WRONG[wrong]
-    monkeypatch.setattr(ops, operator, spoiled(getattr(ops, operator), how))
-    assert main.main(["doctor"]) == 1
-    name = whole(operator)
-    out = capsys.readouterr().out
-    failures = [line for line in out.splitlines() if line.startswith("failure")]
-    assert failures[0].startswith(f"failure  {name} on cpu, float32: ")
-    assert said in failures[0]
-    assert {line.split()[1] for line in failures} == {name}
-    assert "-> please report this" in out
-
-
-def test_the_json_about_a_nan_has_null(no_fairseq, monkeypatch, capsys):
-    """JSON knows neither NaN nor Infinity, which Python writes and reads."""
-    monkeypatch.setattr(ops, "lightconv", spoiled(ops.lightconv, WRONG["nan"][0]))
-    assert main.main(["doctor", "--json"]) == 1
-    said = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
-    assert said["self_check"]["lightconv on cpu, float32"] is None
-    assert said["against_reference"]["lightconv on cpu, float32"] < 1e-5
-
-
-@pytest.mark.parametrize("operator", selfcheck.DIFFERENTIABLE)
-def test_a_wrong_gradient_is_found(operator, no_fairseq, monkeypatch):
-    monkeypatch.setattr(ops, operator, spoiled(getattr(ops, operator), Backward.apply))
-    assert f"{operator} on cpu, float32" in statuses(checks.examine(), checks.FAILURE)
-
-
-@pytest.mark.parametrize(
-    "operator, wrong",
-    [*((name, 1.01) for name in backends.OPERATORS), ("lightconv", math.nan), ("dynamicconv_step", math.nan)],
-)
-def test_a_kernel_that_differs_from_the_reference_is_found(operator, wrong, no_fairseq, monkeypatch):
-    if backends.backend("cpu") == "reference":
-        pytest.skip(backends.decision("cpu").reason)
-
-    def spoil(result):
-        return tuple(map(spoil, result)) if isinstance(result, tuple) else result * wrong
-
-    computed = getattr(reference, operator)
-    monkeypatch.setattr(reference, operator, lambda *arguments: spoil(computed(*arguments)))
-    (name,) = (name for name in selfcheck.OPERATORS if name.startswith(operator.partition("_")[0]))
-    found = statuses(checks.examine(), checks.FAILURE)[f"{name} on cpu, float32"]
-    assert "with all options from the reference by up to" in found.detail
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_every_path_of_the_kernels_is_checked(dtype, monkeypatch):
-    if backends.backend("cpu") == "reference":
-        pytest.skip(backends.decision("cpu").reason)
-    like, seen, wanted = torch.empty(0, dtype=dtype), set(), {("talkconv_step", "one by one")}
-
-    def record(module, operator):
-        call = getattr(module, operator)
-
-        def recorded(*arguments):
-            result = call(*arguments)
-            seen.add((operator, torch.ops.lightconv.last_path(like)))
-            return result
-
-        monkeypatch.setattr(module, operator, recorded)
-
-    record(ops, "talkconv_step")
-    selfcheck.operator_error("talkconv", torch.device("cpu"), dtype)
-    for name in explain.OPERATORS:
-        for operator in (name, f"{name}_backward"):
-            record(reference, operator)  # which the self-check calls after the kernel
-            for per_head, size in itertools.product((1, 2, 3, 4, 8, 16, 64), (1, 3, 7, 16, 17, 31)):
-                path = torch.ops.lightconv.explain(like, name, operator != name, per_head, 1, size).splitlines()[-1]
-                wanted.add((operator, path.split("\t")[0]))
-        selfcheck.reference_error(name, torch.device("cpu"), dtype)
-    assert seen >= wanted
 
 
 # ------------------------------------------------------------------------------------------------ backends
@@ -427,7 +241,7 @@ def test_two_fairseqs_are_a_failure(no_fairseq, tmp_path, monkeypatch):
     """Whatever they are called: each installs the package fairseq over the other's."""
     for name in ("fairseq-built", "ve-fairseq"):
         install(tmp_path, name)
-    monkeypatch.setattr(metadata, "packages_distributions", PACKAGES)
+    monkeypatch.setattr(metadata, "packages_distributions", metadata.packages_distributions.__wrapped__)
     monkeypatch.syspath_prepend(tmp_path)
     report = checks.examine()
     finding = statuses(report, checks.FAILURE)["fairseq"]
@@ -461,12 +275,6 @@ def test_a_model_that_decodes_wrongly_is_a_failure(error, monkeypatch):
     pytest.importorskip("fairseq")
     monkeypatch.setattr(selfcheck, "decoding_error", lambda device: error)
     assert "model self-check" in statuses(checks.examine(), checks.FAILURE)
-
-
-def test_a_decoder_that_looks_ahead_is_found(monkeypatch):
-    pytest.importorskip("fairseq")
-    monkeypatch.setattr(ops, "dynamicconv_step", spoiled(ops.dynamicconv_step, lambda out: out * 1.5))
-    assert selfcheck.decoding_error() > 1e-3
 
 
 def test_patches_that_are_left_out_are_a_warning(monkeypatch):
