@@ -3,7 +3,9 @@
 A library is named after a hash of everything that determines its content: the sources, the flags, torch, its C++
 ABI and (of CUDA kernels) CUDA version, and the machine's architecture. A stale library is therefore never loaded after
 an edit or an upgrade. The compiler is not part of the hash: a library works whichever compiler built it, and a machine
-without a compiler can use a library from the installation or from a shared cache.
+without a compiler can use a library from the installation or from a shared cache. Neither is the C library: one that is
+built with an older C library works with a newer one, too. Where it is the other way round, it cannot be loaded, and is
+compiled again.
 
     lightconv_plugin/prebuilt/lightconv_cpu/HASH/lightconv_cpu.so         by LIGHTCONV_PREBUILD=1 pip install ., for
                                                                           each instruction set
@@ -22,7 +24,7 @@ import os
 import platform
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -176,36 +178,40 @@ def _name_of(source: Path, root: Path) -> str:
 
 
 def find(kind: str) -> Path | None:
-    """The finished library for this machine (for kind "cuda": for all its GPUs); None if it must be built first.
+    """The first of `find_all`; None if the library must be built first."""
+    return next(find_all(kind), None)
+
+
+def find_all(kind: str) -> Iterator[Path]:
+    """The finished libraries for this machine (for kind "cuda": for all its GPUs), the preferred one first.
 
     Raises:
         NativeError: there are no sources.
     """
     if kind == "cpu":
-        return finished(recipe(kind))
+        yield from finished(recipe(kind))
+        return
     devices = capabilities()
     wanted = recipe(kind, of_devices(devices))
+    yield from finished(wanted)
     # A library for exactly these devices is preferred to others that they can run.
-    others = (
-        folder / wanted.file
-        for root in _roots()
-        if os.path.isdir(root / wanted.library)
-        for folder in sorted((root / wanted.library).glob(f"{wanted.key}-*"))
-        if serves(folder, devices)
-    )
-    return finished(wanted) or next((path for path in others if is_whole(path)), None)
+    for root in _roots():
+        if os.path.isdir(root / wanted.library):
+            for folder in sorted((root / wanted.library).glob(f"{wanted.key}-*")):
+                if folder.name != wanted.name and serves(folder, devices) and is_whole(folder / wanted.file):
+                    yield folder / wanted.file
 
 
-def find_lesser() -> Path | None:
-    """The best finished CPU library that uses fewer instructions than this CPU has; None if there is none."""
-    libraries = (finished(recipe("cpu", simd=simd)) for simd in instructions.runnable()[1:])
-    return next((library for library in libraries if library is not None), None)
+def find_lesser() -> Iterator[Path]:
+    """The finished CPU libraries that use fewer instructions than this CPU has, the best first."""
+    for simd in instructions.runnable()[1:]:
+        yield from finished(recipe("cpu", simd=simd))
 
 
-def finished(wanted: BuildRecipe) -> Path | None:
-    """The library of exactly this recipe, if it has been built."""
+def finished(wanted: BuildRecipe) -> Iterator[Path]:
+    """The libraries of exactly this recipe that have been built: the installation's and the cache's."""
     paths = (root / wanted.library / wanted.name / wanted.file for root in _roots())
-    return next((path for path in paths if is_whole(path)), None)
+    return (path for path in paths if is_whole(path))
 
 
 def is_whole(library: Path) -> bool:

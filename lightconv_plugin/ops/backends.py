@@ -21,6 +21,7 @@ import logging
 import os
 import sys
 import threading
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -138,18 +139,8 @@ def _load(kind: str) -> Path:
         allocator.users_choice()  # once the kernels are registered, an unknown value would stop the first call only
     if kind == "cuda" and not torch.cuda.is_available():
         raise NativeError("torch sees no CUDA device")
-    library = artifacts.find(kind)
-    if library is None:
-        library = _build_or_lesser(kind)
-    try:
-        torch.ops.load_library(str(library))
-    except OSError as error:
-        cause = " ".join(str(error.__cause__ or error).split())
-        raise NativeError(
-            f"cannot load {library}: {cause}",
-            f"delete {library.parent} to recompile it",
-            library.with_name("build.log"),
-        ) from error
+    unusable: dict[Path, str] = {}
+    library = _opened(artifacts.find_all(kind), unusable) or _build_or_lesser(kind, unusable)
     wanted = OPERATORS + (CPU_OPERATORS if kind == "cpu" else CUDA_OPERATORS)
     missing = [name for name in wanted if not has_kernel(name, kind)]
     if missing:
@@ -159,20 +150,41 @@ def _load(kind: str) -> Path:
     return library
 
 
-def _build_or_lesser(kind: str) -> Path:
-    """Build the library; if that fails, use a finished one with fewer instructions, such as the package's."""
+def _opened(libraries: Iterable[Path], unusable: dict[Path, str]) -> Path | None:
+    """Load the first library that this system can load; why it cannot load one goes into `unusable`."""
+    for library in libraries:
+        try:
+            torch.ops.load_library(str(library))
+        except OSError as error:
+            unusable[library] = " ".join(str(error.__cause__ or error).split())
+        else:
+            return library
+    return None
+
+
+def _build_or_lesser(kind: str, unusable: dict[Path, str]) -> Path:
+    """Build the library and load it; if that fails, load a finished one with fewer instructions, such as the package's.
+
+    Those that are `unusable` already, built on a system with a newer C library perhaps, are no reason not to build.
+    """
+    causes = [f"cannot load {library}: {cause}" for library, cause in unusable.items()]
     try:
-        return _build(kind)
+        library = _build(kind, unusable, causes)
     except NativeError as error:
-        lesser = artifacts.find_lesser() if kind == "cpu" else None
+        if causes:
+            error = NativeError("; nor compile it: ".join([causes[0], error.cause]), error.remedy, error.log)
+        lesser = _opened(artifacts.find_lesser(), unusable) if kind == "cpu" else None
         if lesser is None:
-            raise
+            raise error
         target = artifacts.information(lesser).get("capability")
         _logger.warning("using the CPU kernels for %s, which are slower: those for this CPU fail: %s", target, error)
         return lesser
+    if _opened([library], unusable) is None:
+        raise NativeError(f"cannot load {library}: {unusable[library]}", log=library.with_name("build.log"))
+    return library
 
 
-def _build(kind: str) -> Path:
+def _build(kind: str, unusable: Collection[Path], causes: Iterable[str]) -> Path:
     try:
         architectures = artifacts.chosen_architectures() if kind == "cuda" else ()
     except ValueError as error:
@@ -184,10 +196,17 @@ def _build(kind: str) -> Path:
                 f"{device[0]}.{device[1]}",
                 "add it, or unset TORCH_CUDA_ARCH_LIST",
             )
+
+    def started() -> None:
+        for cause in causes:
+            _say(cause)
+        _say(f"compiling the {kind.upper()} kernels (once, about {_SECONDS[kind]} s) ...")
+
     return compilation.build(
         artifacts.recipe(kind, architectures),
-        started=lambda: _say(f"compiling the {kind.upper()} kernels (once, about {_SECONDS[kind]} s) ..."),
+        started=started,
         waiting=lambda: _say(f"waiting for another process that is compiling the {kind.upper()} kernels ..."),
+        unusable=unusable,
     )
 
 

@@ -21,7 +21,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 import torch
@@ -57,17 +57,20 @@ def build(
     started: Callable[[], None] = lambda: None,
     waiting: Callable[[], None] = lambda: None,
     progress: Callable[[str], None] = lambda step: None,
+    unusable: Collection[Path] = (),
 ) -> Path:
     """Return the library, compiling it first if necessary.
 
     `started` is called before compiling, `waiting` before waiting for another process that is compiling it, and
-    `progress` with a text such as "2/3 dynamicconv.o" after each step.
+    `progress` with a text such as "2/3 dynamicconv.o" after each step. Libraries that are `unusable` do not count as
+    finished; that in the cache is replaced.
 
     Raises:
         NativeError: tools are missing, the cache cannot be written, or the build failed (with its log).
     """
-    if (found := artifacts.finished(recipe)) is not None:
-        return found
+    for found in artifacts.finished(recipe):
+        if found not in unusable:
+            return found
     if os.name != "posix":
         raise NativeError("compiling native kernels is supported on Linux only")
     _check_folders(recipe)
@@ -77,10 +80,10 @@ def build(
     try:
         root.mkdir(parents=True, exist_ok=True)
         record = root / f"{recipe.name}.failed"
-        before = _stamp(record)
+        before, useless = _stamp(record), _stamp(result) if result in unusable else None
         # Processes that compile at once would remove each other's folders.
         with locked(root / f"{recipe.name}.lock", waiting=waiting, needed=True) as waited:
-            if not artifacts.is_whole(result):
+            if not artifacts.is_whole(result) or _stamp(result) == useless:
                 if waited and _stamp(record) not in (None, before):
                     failure = json.loads(record.read_text(encoding="utf-8"))
                     raise NativeError(failure["cause"], failure["remedy"], Path(failure["log"]))
@@ -88,7 +91,7 @@ def build(
                 _compile(recipe, environment, record, progress)
     except OSError as error:
         cause, remedy = f"cannot build in {root}: {error}", "set TORCH_EXTENSIONS_DIR to a writable folder"
-        if os.path.isfile(result):
+        if os.path.isfile(result) and not artifacts.is_whole(result):
             expected = artifacts.information(result).get("size")
             cause = f"{result} is damaged: {os.path.getsize(result)} bytes, {expected} in build.json; {cause}"
             remedy = f"delete {result.parent}, or {remedy}"

@@ -74,7 +74,7 @@ def _cuda_recipe(architectures: tuple[str, ...] | None) -> BuildRecipe:
     except NativeError:
         compilation.toolkit()  # a missing toolkit is a better explanation than a missing GPU
         raise
-    if artifacts.finished(recipe) is None:
+    if not any(artifacts.finished(recipe)):
         compilation.toolkit()
     return recipe
 

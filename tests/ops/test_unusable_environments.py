@@ -4,11 +4,17 @@ import ctypes
 import logging
 import os
 import pwd
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
+import torch
 
+from lightconv_plugin import allocator
 from lightconv_plugin.diagnostics import machine
-from lightconv_plugin.ops import artifacts, backends, compilation
+from lightconv_plugin.files import locked
+from lightconv_plugin.ops import artifacts, backends, compilation, instructions
 from lightconv_plugin.ops.artifacts import NativeError
 
 from .toy_libraries import PLAIN
@@ -55,7 +61,7 @@ def unreadable(plain, monkeypatch):
 
 
 def test_a_cache_that_cannot_be_read_is_a_failure_to_build(unreadable):
-    assert artifacts.find("cpu") is None and artifacts.find_lesser() is None
+    assert artifacts.find("cpu") is None and not any(artifacts.find_lesser())
     with pytest.raises(NativeError, match=r"cannot build in .*xxx/lightconv_cpu: .*; set TORCH_EXTENSIONS_DIR"):
         build()
 
@@ -160,6 +166,80 @@ def test_files_are_on_the_disk_before_they_are_renamed(plain, monkeypatch):
     monkeypatch.setattr(os, "replace", replaced)
     build()
     assert sorted(events[: events.index("renamed")]) == ["build.json", "lightconv_cpu.so"]
+
+
+# ------------------------------------------------------------------------------------------------ of another system
+
+FOREIGN = b"of a newer system"
+NOT_FOUND = "/lib64/libc.so.6: version `GLIBC_2.99' not found"
+
+
+@pytest.fixture
+def foreign(plain, monkeypatch):
+    """Puts a library that needs a newer C library than there is into a folder; any other passes for the kernels."""
+
+    def load(path):
+        if Path(path).read_bytes() == FOREIGN:
+            raise OSError(NOT_FOUND)
+
+    def put(root, simd=None):
+        recipe = artifacts.recipe("cpu", simd=simd)
+        path = root / recipe.library / recipe.name / recipe.file
+        path.parent.mkdir(parents=True)
+        path.write_bytes(FOREIGN)
+        return path
+
+    monkeypatch.setattr(torch.ops, "load_library", load)
+    monkeypatch.setattr(backends, "has_kernel", lambda operator, device: True)
+    monkeypatch.setattr(allocator, "keep_freed_memory", lambda: None)
+    return put
+
+
+def test_a_cached_library_of_a_newer_system_is_compiled_again_in_its_place(plain, foreign, capsys):
+    path = foreign(plain.cache)
+    assert backends.decision("cpu").library == path and ctypes.CDLL(str(path)).lightconv_answer() == 42
+    first, second = capsys.readouterr().err.splitlines()
+    assert first == f"lightconv_plugin: cannot load {path}: {NOT_FOUND}"
+    assert second.startswith("lightconv_plugin: compiling the CPU kernels")
+
+
+def test_who_waited_while_it_was_compiled_again_does_not_compile_it(plain, foreign):
+    path, calls, waiting = foreign(plain.cache), [], threading.Event()
+    recipe, started = artifacts.recipe("cpu"), lambda: calls.append("started")
+    with ThreadPoolExecutor() as pool:
+        with locked(path.parent.with_suffix(".lock")):
+            second = pool.submit(compilation.build, recipe, started, waiting.set, unusable={path})
+            assert waiting.wait(30)
+            path.write_bytes(b"of this system")
+        assert second.result() == path and not calls
+
+
+def test_a_prebuilt_library_of_a_newer_system_gives_way_to_the_cache(plain, foreign, monkeypatch):
+    prebuilt = foreign(artifacts.PREBUILT)
+    cached = backends.decision("cpu").library
+    assert plain.cache in cached.parents and prebuilt.read_bytes() == FOREIGN
+    monkeypatch.setattr(backends, "_decided", {})
+    monkeypatch.setenv("PATH", "")  # nothing is compiled now
+    assert backends.decision("cpu").library == cached
+
+
+@pytest.mark.skipif(not instructions.compiled_for(), reason="this CPU has one set of instructions only")
+def test_a_library_of_fewer_instructions_serves_where_the_best_cannot_be_loaded(plain, foreign, monkeypatch, caplog):
+    path = foreign(plain.cache)
+    foreign(artifacts.PREBUILT, "")
+    lesser = foreign(plain.cache, "")
+    lesser.write_bytes(b"of this system")
+    monkeypatch.setenv("PATH", "")
+    assert backends.decision("cpu").library == lesser and path.read_bytes() == FOREIGN
+    assert "which are slower: those for this CPU fail: cannot load" in caplog.text
+
+
+def test_what_can_be_neither_loaded_nor_compiled_has_both_causes(plain, foreign, monkeypatch):
+    path = foreign(artifacts.PREBUILT)
+    monkeypatch.setenv("PATH", "")
+    error = backends.decision("cpu").error
+    assert error.cause.startswith(f"cannot load {path}: {NOT_FOUND}; nor compile it: no C++ compiler was found")
+    assert error.remedy.startswith("install g++")
 
 
 # ------------------------------------------------------------------------------------------------ the environment
