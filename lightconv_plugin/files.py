@@ -16,7 +16,8 @@ from typing import IO, Any
 from lightconv_plugin.errors import InputError
 from lightconv_plugin.progress import say
 
-_NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP)
+NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP)
+"""The errors of a file system without locks."""
 
 
 def take_lock(file: IO | int, path: Path, waiting: Callable[[], object], needed: bool = False) -> bool:
@@ -33,7 +34,7 @@ def take_lock(file: IO | int, path: Path, waiting: Callable[[], object], needed:
     except BlockingIOError:
         pass
     except OSError as error:
-        if needed or error.errno not in _NO_LOCKS:
+        if needed or error.errno not in NO_LOCKS:
             raise
         say(f"warning: no locks on {path} ({error.strerror}): do not let two commands write to its folder at once")
         return False

@@ -9,6 +9,7 @@ report the same failure without trying again; a process that starts later tries 
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import json
 import os
@@ -26,7 +27,7 @@ from pathlib import Path
 
 import torch
 
-from lightconv_plugin.files import locked
+from lightconv_plugin.files import NO_LOCKS, locked
 from lightconv_plugin.ops import artifacts, instructions
 from lightconv_plugin.ops.artifacts import BuildRecipe, NativeError
 
@@ -37,9 +38,14 @@ _ERROR = re.compile(
     r"|failed to map segment|compiler\.sh: Permission denied",
     re.IGNORECASE,
 )
-# What a failed build's log may contain, and what to do about it.
 _NO_SPACE = "free disk space, or set TORCH_EXTENSIONS_DIR to a folder on another disk"
 _NO_EXEC = "programs cannot run from this file system (noexec): set TORCH_EXTENSIONS_DIR to a folder on another"
+# What to do about an error with the cache's folder, and about what a failed build's log may contain.
+_REMEDIES_BY_ERROR: dict[int | None, str] = {
+    errno.ENOSPC: _NO_SPACE,
+    errno.EDQUOT: _NO_SPACE,
+    **dict.fromkeys(NO_LOCKS, "this file system has no locks: set TORCH_EXTENSIONS_DIR to a folder on another"),
+}
 _REMEDIES = (
     ("No space left", _NO_SPACE),
     ("quota exceeded", _NO_SPACE),
@@ -90,7 +96,8 @@ def build(
                 started()
                 _compile(recipe, environment, record, progress)
     except OSError as error:
-        cause, remedy = f"cannot build in {root}: {error}", "set TORCH_EXTENSIONS_DIR to a writable folder"
+        cause = f"cannot build in {root}: {error}"
+        remedy = _REMEDIES_BY_ERROR.get(error.errno, "set TORCH_EXTENSIONS_DIR to a writable folder")
         if os.path.isfile(result) and not artifacts.is_whole(result):
             expected = artifacts.information(result).get("size")
             cause = f"{result} is damaged: {os.path.getsize(result)} bytes, {expected} in build.json; {cause}"
@@ -277,7 +284,8 @@ def _run(recipe: BuildRecipe, folder: Path, environment: dict[str, str], progres
             stdout=file,
             stderr=subprocess.STDOUT,
             cwd=folder,
-            env=environment,
+            # Compilers write tens of megabytes into TMPDIR; /tmp is small where it is in memory.
+            env={**environment, "TMPDIR": str(folder)},
             start_new_session=True,
         )
         try:

@@ -157,6 +157,16 @@ def test_a_compiler_with_options(plain, monkeypatch):
     assert artifacts.information(path)["compiler"] == os.environ["CXX"]
 
 
+def test_compilers_write_their_intermediate_files_into_the_cache(plain, monkeypatch):
+    """A node without a disk has a small /tmp."""
+    wrapper = script(plain.folder / "wrapper", 'echo "$TMPDIR" >"$(dirname "$0")/used"\nexec c++ "$@"\n')
+    monkeypatch.setenv("CXX", str(wrapper))
+    monkeypatch.setenv("TMPDIR", "/no/such/folder")
+    path = build()
+    used = Path((plain.folder / "used").read_text().strip())
+    assert used.parent == path.parents[1] and not used.exists()
+
+
 def test_torch_in_a_path_with_spaces(plain):
     folder = plain.folder / "site packages"
     folder.mkdir()

@@ -1,6 +1,8 @@
 """Caches and environments in which nothing can be compiled: one cause with a remedy, and then the reference."""
 
 import ctypes
+import errno
+import fcntl
 import logging
 import os
 import pwd
@@ -115,6 +117,27 @@ def test_characters_that_ninja_cannot_read(what, character, plain, monkeypatch):
         build()
     assert failed.value.cause.startswith(f"ninja cannot read a path with '{character}' in it: {folder}")
     assert failed.value.remedy == remedy and not plain.cache.exists()
+
+
+@pytest.mark.parametrize(
+    ("number", "remedy"),
+    [
+        (errno.ENOSYS, "this file system has no locks: set TORCH_EXTENSIONS_DIR to a folder on another"),
+        (errno.ENOLCK, "this file system has no locks: set TORCH_EXTENSIONS_DIR to a folder on another"),
+        (errno.ENOSPC, "free disk space, or set TORCH_EXTENSIONS_DIR to a folder on another disk"),
+        (errno.EACCES, "set TORCH_EXTENSIONS_DIR to a writable folder"),
+    ],
+    ids=["no-locks", "no-more-locks", "full", "forbidden"],
+)
+def test_a_cache_that_cannot_be_locked(number, remedy, plain, monkeypatch):
+    def flock(file, operation):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with pytest.raises(NativeError) as failed:
+        build()
+    assert failed.value.cause.endswith(f"/lightconv_cpu: [Errno {number}] {os.strerror(number)}")
+    assert failed.value.remedy == remedy
 
 
 # ------------------------------------------------------------------------------------------------ damaged libraries
