@@ -43,10 +43,13 @@ def gpu_problem() -> tuple[str, str] | None:
         cause = "torch sees no device"
     except Exception as error:  # torch raises RuntimeError, AssertionError and its own types
         cause = " ".join(str(error).split()).partition(". ")[0]
-    return (
-        f"there is an NVIDIA driver ({version}), but torch {torch.__version__} cannot use it: {cause}",
-        f"install a driver for CUDA {torch.version.cuda}, or a torch built for an older CUDA",
-    )
+    if cause.startswith(("torch sees no device", "No CUDA GPUs are available")):
+        remedy = "ask the scheduler for a GPU (--gres=gpu:1), or check CUDA_VISIBLE_DEVICES"
+    elif cause.startswith("Found no NVIDIA driver"):  # a container sees the host's /proc without its driver's libraries
+        remedy = "start the container with its GPU option (--nv, or --gpus all)"
+    else:
+        remedy = f"install a driver for CUDA {torch.version.cuda}, or a torch built for an older CUDA"
+    return f"there is an NVIDIA driver ({version}), but torch {torch.__version__} cannot use it: {cause}", remedy
 
 
 def kernel_bytes(path: Path, name: str) -> int | None:

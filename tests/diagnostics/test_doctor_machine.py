@@ -13,6 +13,10 @@ TOO_OLD = (
     "The NVIDIA driver on your system is too old (found version 11040). Please update your GPU driver by downloading "
     "and installing a new version from the URL: http://www.nvidia.com/Download/index.aspx"
 )
+NO_DRIVER = (
+    "Found no NVIDIA driver on your system. Please check that you have an NVIDIA GPU and installed a driver from "
+    "http://www.nvidia.com/Download/index.aspx"
+)
 VERSION = (
     "NVRM version: NVIDIA UNIX x86_64 Kernel Module  470.57.02  Tue Jul 13 16:14:05 UTC 2021\n"
     "GCC version:  gcc version 9.4.0\n"
@@ -48,8 +52,14 @@ def with_driver(monkeypatch, tmp_path):
     return make
 
 
-def too_old():
-    raise RuntimeError(TOO_OLD)
+def failing(message):
+    def init():
+        raise RuntimeError(message)
+
+    return init
+
+
+too_old = failing(TOO_OLD)
 
 
 @pytest.mark.parametrize(
@@ -61,11 +71,21 @@ def too_old():
             "version 11040)",
             "install a driver for CUDA 13.0, or a torch built for an older CUDA",
         ),
-        ({}, "cannot use it: torch sees no device", "install a driver for CUDA 13.0"),
+        ({}, "cannot use it: torch sees no device", "ask the scheduler for a GPU (--gres=gpu:1), or check CUDA_VIS"),
+        (
+            {"init": failing("No CUDA GPUs are available")},
+            "cannot use it: No CUDA GPUs are available",
+            "ask the scheduler for a GPU (--gres=gpu:1), or check CUDA_VISIBLE_DEVICES",
+        ),
+        (
+            {"init": failing(NO_DRIVER)},
+            "cannot use it: Found no NVIDIA driver on your system",
+            "start the container with its GPU option (--nv, or --gpus all)",
+        ),
         ({"cuda": None}, "torch {} is built without CUDA", "install a build of torch with CUDA"),
-        ({"text": "something else\n"}, "there is an NVIDIA driver (?), but", "install a driver"),
+        ({"init": too_old, "text": "something else\n"}, "there is an NVIDIA driver (?), but", "install a driver"),
     ],
-    ids=["old", "no-device", "cpu-build", "unreadable"],
+    ids=["old", "no-device", "no-device-of-the-job", "container", "cpu-build", "unreadable"],
 )
 def test_gpus_that_torch_cannot_use(options, said, remedy, with_driver):
     with_driver(**options)
