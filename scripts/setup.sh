@@ -67,7 +67,10 @@ choose_python() {
         python=$PYTHON
         return
     fi
-    # An existing environment keeps its version.
+    # An existing environment keeps its version. Other machines may be using one that does not run here.
+    [[ ! -e $venv/bin/python && ! -L $venv/bin/python ]] || version_of "$venv/bin/python" >/dev/null ||
+        die "$venv/bin/python does not run on this machine: it is $(absolute "$venv/bin/python")" \
+            "(of a module to load?); PYTHON=… makes $venv anew"
     for candidate in "$venv/bin/python" python3.11 python3.12 python3.13 python3.10 python3; do
         version=$(version_of "$candidate") || continue
         [[ $version == 3.1[0123] ]] || continue

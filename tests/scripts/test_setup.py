@@ -161,6 +161,21 @@ def test_the_version_that_is_there_stays(checkout, tmp_path):
     assert "--only-binary fairseq-fixed fairseq-fixed" in installed(checkout)
 
 
+def test_an_environment_whose_python_is_not_on_this_machine_stays(checkout, tmp_path):
+    """As on a node where the module with the interpreter is not loaded."""
+    checkout()
+    python, count = checkout.root / ".venv/bin/python", len(installed(checkout))
+    python.unlink()
+    python.symlink_to(tmp_path / "module/python3.11")
+    done = checkout("--quiet")
+    assert done.returncode == 1 and done.stderr == (
+        f"setup.sh: error: {python} does not run on this machine: it is {tmp_path}/module/python3.11 (of a module to "
+        f"load?); PYTHON=… makes {python.parents[1]} anew\n"
+    )
+    assert python.is_symlink() and len(installed(checkout)) == count
+    assert checkout(PYTHON="python3.11").returncode == 0 and not python.is_symlink()
+
+
 def test_two_calls_at_once_install_once(checkout):
     processes = [checkout.start(FAKE_SLEEP="0.3") for _ in range(2)]
     errors = [process.communicate(timeout=60)[1] for process in processes]
