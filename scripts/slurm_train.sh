@@ -38,10 +38,10 @@ esac
 train=$SLURM_SUBMIT_DIR/scripts/train.sh
 [[ -x $train ]] || die "no $train: call sbatch in the checkout"
 machines=$(scontrol show hostnames "$SLURM_JOB_NODELIST")
-export RENDEZVOUS=${machines%%$'\n'*}:${RENDEZVOUS_PORT:-$((20000 + SLURM_JOB_ID % 20000))}
+rendezvous=${machines%%$'\n'*}:${RENDEZVOUS_PORT:-$((20000 + SLURM_JOB_ID % 20000))}
 
 # The part in single quotes is for the shell on each machine, where SLURM_NODEID is its number. When a machine fails,
-# srun ends the others, which would otherwise wait for it.
+# srun ends the others, which would otherwise wait for it. Under sbatch --export=NONE it passes only Slurm's variables on.
 # shellcheck disable=SC2016
 srun --kill-on-bad-exit=1 ${SLURM_CPUS_PER_TASK:+"--cpus-per-task=$SLURM_CPUS_PER_TASK"} bash -c \
-    'exec "$0" --nodes "$SLURM_NNODES" --node-rank "$SLURM_NODEID" --rendezvous "$RENDEZVOUS" "$@"' "$train" "$@"
+    'exec "$0" --nodes "$SLURM_NNODES" --node-rank "$SLURM_NODEID" "$@"' "$train" --rendezvous "$rendezvous" "$@"

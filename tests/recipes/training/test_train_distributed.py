@@ -238,3 +238,23 @@ def test_slurm_train_outside_slurm_and_the_checkout(run_script, tmp_path):
     assert f"no {tmp_path}/scripts/train.sh: call sbatch in the checkout" in (
         run_script("slurm_train.sh", "x.yaml", env=job).stderr
     )
+
+
+def test_slurm_train_needs_no_exported_variables(run_script, tmp_path):
+    """Under sbatch --export=NONE, srun passes only Slurm's own variables on."""
+    programs = {
+        "bin/srun": 'while [ "${1#--}" != "$1" ]; do shift; done\n'
+        'exec env -i PATH="$PATH" SLURM_NNODES=2 SLURM_NODEID=1 "$@"\n',
+        "bin/scontrol": "printf 'one\\ntwo\\n'\n",
+        "scripts/train.sh": 'printf "<%s>" "$@"\n',
+    }
+    for name, text in programs.items():
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(f"#!/bin/sh\n{text}", encoding="utf-8")
+        path.chmod(0o755)
+    job = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "x", "SLURM_SUBMIT_DIR": str(tmp_path)}
+    job["PATH"] = f"{tmp_path}/bin:{os.environ['PATH']}"
+    done = run_script("slurm_train.sh", "a b.yaml", "--timeout", "5", env=job)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "<--nodes><2><--node-rank><1><--rendezvous><one:20007><a b.yaml><--timeout><5>"
