@@ -13,6 +13,8 @@ namespace {
 constexpr int64_t kPiece = 1024;
 // Logits of about this many words stay in a core's second-level cache until they have been read.
 constexpr int64_t kCached = 1 << 17;
+// Rows that are kept whole at a time: enough that reading the weight again for each part hardly takes time.
+constexpr int64_t kWholeRows = 96;
 // Reading fewer logits than this takes less time than waking the other threads for it.
 constexpr int64_t kEntriesWorthSharing = 1 << 15;
 
@@ -90,48 +92,58 @@ void Vocabulary::in_pieces(const float* hidden, int64_t rows, const std::vector<
 
 void Vocabulary::at_once(
     const std::vector<const float*>& hidden, int64_t rows, const std::vector<Constraint>& constraints) {
-  float* logits = logits_.get(rows * words_);
-  std::vector<float> normalisers(rows, std::log(float(outputs_.models())));
-  for (int64_t m = 0; m < outputs_.models(); ++m) {
-    const Linear& output = outputs_.layer(m);
-    float* mine = m == 0 ? logits : others_.get(rows * words_);
-    output(hidden[m], output.inputs(), rows, mine, words_, shop_);
-    each_row(rows, words_, [&](int64_t from, int64_t to) {
+  const int64_t parts = (rows + kWholeRows - 1) / kWholeRows, most = (rows + parts - 1) / parts, pitch = most * words_;
+  float* logits = logits_.get(outputs_.models() * pitch);
+  for (int64_t first = 0; first < rows; first += most) {
+    const int64_t some = std::min(most, rows - first);
+    for (int64_t m = 0; m < outputs_.models(); ++m) {
+      const Linear& output = outputs_.layer(m);
+      output(hidden[m] + first * output.inputs(), output.inputs(), some, logits + m * pitch, words_, shop_);
+    }
+    each_row(some, outputs_.models() * words_, [&](int64_t from, int64_t to) {
+      std::vector<float> bounds(words_);
       for (int64_t row = from; row < to; ++row) {
-        float *of_row = mine + row * words_, *total = logits + row * words_;
-        cool(of_row, words_);
-        const float normaliser = log_normaliser(of_row, words_);
-        if (outputs_.models() == 1) {
-          normalisers[row] = normaliser;
-          continue;
-        }
-        // As in fairseq, a row that is broken in one model is so in the mean.
-        if (!std::isfinite(normaliser)) normalisers[row] = kInfinity;
-        for (int64_t w = 0; w < words_; ++w) of_row[w] -= normaliser;
-        for (int64_t w = 0; m > 0 && w < words_; ++w) {
-          // log(exp(a) + exp(b)); both may be −∞.
-          const float high = std::max(total[w], of_row[w]), low = std::min(total[w], of_row[w]);
-          total[w] = high == -kInfinity ? high : high + std::log1p(std::exp(low - high));
-        }
+        average(logits + row * words_, pitch, first + row, constraints[first + row], bounds.data());
       }
     });
   }
   for (int64_t row = 0; row < rows; ++row) {
-    float* mine = logits + row * words_;
-    constrain(mine, 0, words_, constraints[row]);
-    if (constraints[row].forced >= 0) {
-      const int64_t column = outputs_.column(constraints[row].forced);
-      const float value = mine[column];
-      std::fill_n(mine, words_, -kInfinity);
-      mine[column] = value;
-    }
-    if (constraints[row].copy_of >= 0) {
-      std::copy_n(logits + constraints[row].copy_of * words_, words_, mine);
-      normalisers[row] = normalisers[constraints[row].copy_of];
-    }
-    BestEntries(&values_[row * count_], &indices_[row * count_], count_).add(mine, words_, 0);
-    settle(row, normalisers[row]);
+    const int64_t source = constraints[row].copy_of;
+    if (source < 0) continue;
+    std::copy_n(&values_[source * count_], count_, &values_[row * count_]);
+    std::copy_n(&indices_[source * count_], count_, &indices_[row * count_]);
   }
+}
+
+void Vocabulary::average(float* logits, int64_t pitch, int64_t row, const Constraint& constraint, float* bounds) {
+  const int64_t models = outputs_.models();
+  float normaliser = std::log(float(models));
+  for (int64_t m = 0; m < models; ++m) {
+    float* mine = logits + m * pitch;
+    cool(mine, words_);
+    const float own = log_normaliser(mine, words_);
+    if (models == 1) normaliser = own;
+    else for (int64_t w = 0; w < words_; ++w) mine[w] -= own;
+    // As in fairseq, a row that is broken in one model is so in the mean.
+    if (!std::isfinite(own)) normaliser = kInfinity;
+    if (m == 0) std::copy_n(mine, words_, bounds);
+    else bound_log_add(bounds, mine, words_);
+  }
+  constrain(bounds, 0, words_, constraint);
+  if (constraint.forced >= 0) {
+    const int64_t column = outputs_.column(constraint.forced);
+    const float bound = bounds[column];
+    std::fill_n(bounds, words_, -kInfinity);
+    bounds[column] = bound;
+  }
+  // Bounds rule out most words. The sum is computed only for the others.
+  BestEntries(&values_[row * count_], &indices_[row * count_], count_).add(bounds, words_, 0, [&](int64_t column) {
+    if (bounds[column] == -kInfinity) return -kInfinity;
+    float sum = logits[column];
+    for (int64_t m = 1; m < models; ++m) sum = log_add(sum, logits[m * pitch + column]);
+    return column == unk_ ? sum - float(options_.unk_penalty) : sum;
+  });
+  settle(row, normaliser);
 }
 
 void Vocabulary::cool(float* logits, int64_t n) const {

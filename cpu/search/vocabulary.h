@@ -15,7 +15,7 @@ struct Options;
 struct Constraint {
   std::vector<int64_t> blocked;
   int64_t forced = -1;   // the only word that is allowed, −1 for none
-  int64_t copy_of = -1;  // the row whose logits stand in for this one's, −1 for its own
+  int64_t copy_of = -1;  // an earlier row whose best words are also those of this one, −1 for its own
   bool only_end = false, no_end = false, suppress = true;
 };
 
@@ -60,6 +60,8 @@ class Vocabulary {
  private:
   void in_pieces(const float* hidden, int64_t rows, const std::vector<Constraint>& constraints);
   void at_once(const std::vector<const float*>& hidden, int64_t rows, const std::vector<Constraint>& constraints);
+  // The best words of a row by the mean of the models, whose logits are `pitch` floats apart. bounds: scratch.
+  void average(float* logits, int64_t pitch, int64_t row, const Constraint& constraint, float* bounds);
   template <class F>
   void each_row(int64_t rows, int64_t columns, F f);
   void constrain(float* logits, int64_t first, int64_t last, const Constraint& constraint) const;
@@ -74,7 +76,7 @@ class Vocabulary {
   int64_t words_, count_ = 0;
   std::vector<float> values_;
   std::vector<int64_t> indices_;  // columns
-  Buffer<float> logits_, others_;
+  Buffer<float> logits_;
 };
 
 }  // namespace lightconv::decoding

@@ -21,6 +21,7 @@ from lightconv_plugin.ops.instructions import compiled_for, instruction_set
 from tests import ROOT
 from tests.checkpoints.exports import build_model as build_exported
 from tests.checkpoints.exports import pair
+from tests.fastest import fastest
 from tests.generation import random_models as models
 
 pytestmark = pytest.mark.skipif(backends.decision("cpu").backend != "cpu", reason="no native kernels")
@@ -47,6 +48,38 @@ def test_random_models_and_options(seeds):
             found[-1], case.search(models.native_search, threads=threads), f"seed {seed}, {threads} threads:"
         )
     assert any(isinstance(hypotheses, list) for hypotheses in found)
+
+
+# ------------------------------------------------------------------------------------------------ ensembles
+
+
+@pytest.mark.parametrize("scale", [0.3, 1, 8])
+def test_an_ensemble_with_more_hypotheses_than_are_averaged_at_a_time(scale):
+    """Its models agree in most words (0.3) or in none; some sentences are forced to end between two parts."""
+    rng = random.Random(1)
+    ensemble = [models.random_model(rng, 40, 1500) for _ in range(3)]
+    with torch.no_grad():
+        for model in ensemble:
+            table = model.decoder.output_projection or model.decoder.embed_tokens
+            table.weight.mul_(scale)
+    options = SearchOptions(pad=models.PAD, unk=models.UNK, eos=models.EOS, beam_size=4, unk_penalty=-1.0)
+    prefix = torch.tensor([[7, 2], [8, 9], [1, 1], [5, 1], [3, 2]]).repeat(10, 1)
+    case = models.Case(ensemble, options, models.random_batch(rng, 50, 5, 40), 4, {"prefix": prefix})
+    expected = case.search(TorchSearch)
+    found = case.search(models.native_search, threads=1)
+    models.assert_same(expected, found)
+    models.assert_equal(found, case.search(models.native_search, threads=3), "3 threads:")
+
+
+def test_a_second_model_does_not_take_several_times_as_long():
+    options = SearchOptions(pad=1, unk=3, eos=2, beam_size=5, dtype="int8", threads=1)
+    source = torch.full((8, 1), 2)
+
+    def time(count: int) -> float:
+        search = models.native_search([_table_and_output(seed, words=8000) for seed in range(count)], options)
+        return fastest(lambda: search.search(source, torch.ones(8), 8), 5)
+
+    assert time(2) < 4 * time(1)
 
 
 # ------------------------------------------------------------------------------------------------ threads, batches
@@ -133,10 +166,10 @@ def test_searches_at_the_same_time():
 DIM, WORDS = 37, 75
 
 
-def _table_and_output(seed: int):
+def _table_and_output(seed: int, words: int = WORDS):
     """A model without layers: embeddings and the output's product are all it has."""
     sides = [
-        StackConfig(WORDS, DIM, 1, 1, (), positions="none", output_bias=causal, embed_scale=2.0)
+        StackConfig(words, DIM, 1, 1, (), positions="none", output_bias=causal, embed_scale=2.0)
         for causal in (True, False)
     ]
     torch.manual_seed(seed)
