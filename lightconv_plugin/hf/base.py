@@ -23,7 +23,6 @@ from lightconv_plugin.hf.weights import check_saved, checked_arguments
 from lightconv_plugin.modules.config import StackConfig
 from lightconv_plugin.modules.embeddings import positions_of
 from lightconv_plugin.modules.transformer import Decoder, Encoded, Encoder, pads_in
-from lightconv_plugin.ops.filters import widen
 from lightconv_plugin.released.cache import resolve
 
 SHARED = {"decoder.embed_tokens.weight": "encoder.embed_tokens.weight"}
@@ -285,10 +284,10 @@ class LightConvPreTrainedModel(PreTrainedModel):
         keep: int | Tensor,
         items: int | Tensor | None,
         excluded: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor | None]:
+    ) -> tuple[Tensor | None, Tensor | None]:
         """(T,B,d) → logits (B,T or fewer,V) and, with labels (B,T), the loss; logits at t predict label t + `shift`.
 
-        Labels at `excluded` (B,T), pads and −100 are not predicted.
+        Labels at `excluded` (B,T), pads and −100 are not predicted. The logits may be None (`Decoder.score`).
         """
         if labels is None:
             if isinstance(keep, int):
@@ -298,20 +297,13 @@ class LightConvPreTrainedModel(PreTrainedModel):
             raise ValueError("logits_to_keep is not allowed with labels, which need all logits")
         if labels.shape != (x.shape[1], x.shape[0]):
             raise ValueError(f"labels must be of shape {(x.shape[1], x.shape[0])}, got {tuple(labels.shape)}")
-        logits = self.decoder.logits(x)
-        left_out = labels.eq(self.decoder.pad)
-        if excluded is not None:
-            left_out = left_out | excluded
-        wanted = labels.masked_fill(left_out, -100)[:, shift:]
-        loss = F.cross_entropy(
-            widen(logits[:, : logits.shape[1] - shift].flatten(0, 1)),
-            wanted.flatten(),
-            reduction="mean" if items is None else "sum",
-        )
+        wanted = labels if excluded is None else labels.masked_fill(excluded, -100)
+        # The labels are shifted, because the shifted logits would be copied.
+        logits, loss, predicted = self.decoder.score(x, F.pad(wanted[:, shift:], (0, shift), value=-100))
         if items is None:
-            return logits, loss
+            return logits, loss / predicted
         # `items` counts excluded labels and pads too: the mean over the others has the weight of all these labels.
-        counted, predicted = labels[:, shift:].ne(-100).sum(), wanted.ne(-100).sum()
+        counted = labels[:, shift:].ne(-100).sum()
         return logits, loss * (counted / predicted.clamp(min=1)) / items
 
 

@@ -88,7 +88,8 @@ class LightConvForConditionalGeneration(LightConvPreTrainedModel, GenerationMixi
             past_key_values, cache: a cache to continue from; it is changed in place. The second name is that of
                 transformers since 5.24.
             inputs_embeds, decoder_inputs_embeds: (B,S,d), (B,T,d) embeddings instead of ids.
-            labels: (B,T) words, including `</s>`; pads and −100 are excluded from the loss.
+            labels: (B,T) words, including `</s>`; pads and −100 are excluded from the loss. Where they are given
+                in training, a model with an adaptive softmax returns no logits.
             use_cache: return a cache. Default: as in the configuration, but not in training or with labels.
             output_hidden_states: return the input of each layer and the output of the last.
             logits_to_keep: compute logits only for this many last positions, or for these positions; 0 for all.
@@ -179,7 +180,8 @@ class LightConvForCausalLM(LightConvPreTrainedModel, GenerationMixin):
             input_ids: (B,T) words, pads on either side; fairseq's models expect the end symbol first.
             attention_mask: (B,T with those in the cache), 0 at pads; default: pads are recognised by their id.
             labels: (B,T) the same words as input_ids; the logits at t are compared with labels at t + 1. Pads and −100
-                are excluded, and so is a word after a pad: the first of a sentence, wherever the pads are.
+                are excluded, and so is a word after a pad: the first of a sentence, wherever the pads are. Where they
+                are given in training, a model with an adaptive softmax returns no logits.
             The others are those of LightConvForConditionalGeneration.
 
         Raises:

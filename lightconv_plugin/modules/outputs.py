@@ -8,8 +8,10 @@ from torch import Tensor, nn
 
 from lightconv_plugin.modules.config import AdaptiveSoftmaxConfig, bands
 from lightconv_plugin.modules.dropout import Dropout
+from lightconv_plugin.modules.eager import eager
 from lightconv_plugin.modules.embeddings import AdaptiveInput
 from lightconv_plugin.modules.linear import Linear
+from lightconv_plugin.ops.filters import widen
 
 
 class AdaptiveSoftmax(nn.Module):
@@ -53,18 +55,48 @@ class AdaptiveSoftmax(nn.Module):
         x = self.dropout(x)
         head = F.log_softmax(self._head(x, inputs), dim=-1)
         parts = [head[..., :first]]
-        for i, tail in enumerate(self.tail):
-            inner = F.linear(x, _given(inputs).weights(i + 1)[1].t()) if self.tied_proj else _part(tail, "0")(x)
-            inner = self.dropout(inner)
-            scores = F.linear(inner, _given(inputs).weights(i + 1)[0]) if self.tied else _part(tail, "2")(inner)
-            parts.append(F.log_softmax(scores, dim=-1) + head[..., first + i, None])
+        for i in range(len(self.tail)):
+            parts.append(F.log_softmax(self._tail(i, x, inputs), dim=-1) + head[..., first + i, None])
         return torch.cat(parts, dim=-1)
+
+    def by_band(self, x: Tensor) -> bool:
+        """Whether to train on x with `losses`: not where a graph is traced or captured, which wants fixed shapes."""
+        captured = x.is_cuda and torch.cuda.is_current_stream_capturing()
+        return self.training and eager(x) and not x.is_meta and not captured
+
+    def losses(self, x: Tensor, labels: Tensor, inputs: AdaptiveInput | None = None) -> Tensor:
+        """x (N,dim), labels (N,) → (N,) their negative log-probabilities, 0 for −100; the host waits for a GPU.
+
+        The words of a band are scored only where the label is one of them, as in fairseq's adaptive loss.
+        """
+        first = self.ends[0]
+        x = self.dropout(x)
+        inside = [(labels >= begin) & (labels < end) for begin, end in pairwise(self.ends)]
+        wanted = labels
+        for i, chosen in enumerate(inside):
+            wanted = wanted.masked_fill(chosen, first + i)
+        losses = _cross_entropy(self._head(x, inputs), wanted)
+        for i, chosen in enumerate(inside):
+            rows = chosen.nonzero().squeeze(1)  # even if there are none: all processes need all gradients
+            scores = self._tail(i, x.index_select(0, rows), inputs)
+            losses = losses.index_add(0, rows, _cross_entropy(scores, labels.index_select(0, rows) - self.ends[i]))
+        return losses
+
+    def _tail(self, band: int, x: Tensor, inputs: AdaptiveInput | None) -> Tensor:
+        tail = self.tail[band]
+        inner = F.linear(x, _given(inputs).weights(band + 1)[1].t()) if self.tied_proj else _part(tail, "0")(x)
+        inner = self.dropout(inner)
+        return F.linear(inner, _given(inputs).weights(band + 1)[0]) if self.tied else _part(tail, "2")(inner)
 
     def _head(self, x: Tensor, inputs: AdaptiveInput | None) -> Tensor:
         if not self.tied:
             return self.head(x)
         inner = _part(self.head, "word_proj")(x) if "word_proj" in self.head else x  # type: ignore[operator]
         return torch.cat([F.linear(inner, _given(inputs).weights(0)[0]), _part(self.head, "class_proj")(x)], dim=-1)
+
+
+def _cross_entropy(scores: Tensor, labels: Tensor) -> Tensor:
+    return F.cross_entropy(widen(scores), labels, reduction="none")
 
 
 def _part(parts: nn.Module, name: str) -> nn.Module:

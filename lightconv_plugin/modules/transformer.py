@@ -37,9 +37,12 @@ from lightconv_plugin.ops.filters import widen
 
 
 class Output(NamedTuple):
-    """logits: (B,T,V); log-probabilities from an adaptive softmax. loss: a scalar if labels were given."""
+    """logits: (B,T,V); log-probabilities from an adaptive softmax, or None in its training (`Decoder.score`).
 
-    logits: Tensor
+    loss: a scalar if labels were given.
+    """
+
+    logits: Tensor | None
     loss: Tensor | None = None
 
 
@@ -228,15 +231,44 @@ class Decoder(_Stack):
 
     def logits(self, x: Tensor) -> Tensor:
         """(T,B,d) → (B,T,V); log-probabilities if there is an adaptive softmax."""
-        if self.project_out_dim is not None:
-            x = self.project_out_dim(x)
-        x = x.transpose(0, 1)
+        x = self._outputs(x)
         if self.adaptive_softmax is not None:
-            tied = self.embed_tokens if isinstance(self.embed_tokens, AdaptiveInput) else None
-            return self.adaptive_softmax(x, tied)
+            return self.adaptive_softmax(x, self._tied())
         if self.output_projection is not None:
             return self.output_projection(x)
         return F.linear(x, self.embed_tokens.weight, self.output_bias)
+
+    def score(self, x: Tensor, labels: Tensor, label_smoothing: float = 0.0) -> tuple[Tensor | None, Tensor, Tensor]:
+        """(T,B,d), labels (B,T) → (logits, the sum of the labels' cross-entropies in nats, their number).
+
+        Pads and −100 are not counted. In training with an adaptive softmax and without label smoothing, logits are
+        None: the loss needs each band of words only where one of them is the label. A graph that is traced or captured
+        computes the logits there too.
+        """
+        wanted = labels.masked_fill(labels.eq(self.pad), -100).flatten()
+        count = wanted.ne(-100).sum()
+        softmax = None if label_smoothing else self.adaptive_softmax
+        if softmax is not None and softmax.by_band(x):
+            return None, softmax.losses(self._outputs(x).flatten(0, 1), wanted, self._tied()).sum(), count
+        logits = self.logits(x)
+        rows = logits.flatten(0, 1)
+        if softmax is not None:
+            return logits, widen(F.nll_loss(rows, wanted, reduction="none")).sum(), count
+        return logits, F.cross_entropy(widen(rows), wanted, reduction="sum", label_smoothing=label_smoothing), count
+
+    def _outputs(self, x: Tensor) -> Tensor:
+        """(T,B,d) → (B,T,last_dim)"""
+        return (x if self.project_out_dim is None else self.project_out_dim(x)).transpose(0, 1)
+
+    def _tied(self) -> AdaptiveInput | None:
+        return self.embed_tokens if isinstance(self.embed_tokens, AdaptiveInput) else None
+
+    def output(self, x: Tensor, labels: Tensor | None, label_smoothing: float) -> Output:
+        """(T,B,d) → the output; its loss is the mean over the labels (B,T)."""
+        if labels is None:
+            return Output(self.logits(x))
+        logits, loss, count = self.score(x, labels, label_smoothing)
+        return Output(logits, loss / count)
 
 
 class EncoderDecoder(nn.Module):
@@ -275,8 +307,8 @@ class EncoderDecoder(nn.Module):
             label_smoothing: share of the probability that is spread over all words.
             source_pads, target_pads: (B,S), (B,T) bool; default: where the tokens are pads.
         """
-        logits = self.decoder.logits(self.decoder(target, self.encoder(source, source_pads), target_pads))
-        return Output(logits, token_loss(logits, labels, self.config.pad, label_smoothing))
+        x = self.decoder(target, self.encoder(source, source_pads), target_pads)
+        return self.decoder.output(x, labels, label_smoothing)
 
     def encode(self, source: Tensor, pads: Tensor | None = None) -> Encoded:
         """source (B,S) → the encoder's output."""
@@ -315,8 +347,7 @@ class LanguageModel(nn.Module):
         pads: Tensor | None = None,
     ) -> Output:
         """tokens (B,T) → logits of the words after them; labels (B,T) are these words. See EncoderDecoder.forward."""
-        logits = self.decoder.logits(self.decoder(tokens, pads=pads))
-        return Output(logits, token_loss(logits, labels, self.config.pad, label_smoothing))
+        return self.decoder.output(self.decoder(tokens, pads=pads), labels, label_smoothing)
 
     def start(self, batch: int) -> DecoderState:
         """The state before the first token of `batch` sequences."""
@@ -331,16 +362,6 @@ class LanguageModel(nn.Module):
 def build_model(config: ModelConfig) -> EncoderDecoder | LanguageModel:
     """The model that a configuration describes, with fresh weights."""
     return LanguageModel(config) if config.encoder is None else EncoderDecoder(config)
-
-
-def token_loss(logits: Tensor, labels: Tensor | None, pad: int, label_smoothing: float) -> Tensor | None:
-    """The mean cross-entropy (nats) of labels (B,T) under logits (B,T,V), ignoring pads and −100."""
-    if labels is None:
-        return None
-    wanted = labels.masked_fill(labels.eq(pad), -100)
-    return F.cross_entropy(
-        widen(logits.flatten(0, 1)), wanted.flatten(), ignore_index=-100, label_smoothing=label_smoothing
-    )
 
 
 def _call(layer: nn.Module, x: Tensor, pads: Tensor, *encoded: Any) -> Tensor:

@@ -37,6 +37,18 @@ def language_model(**options) -> LightConvForCausalLM:
     return stirred(LightConvForCausalLM(config(is_encoder_decoder=False, **options)))
 
 
+def language_model_in_bands(**options) -> LightConvForCausalLM:
+    """With an adaptive input and softmax."""
+    known = config(is_encoder_decoder=False, **options).model_config().as_json()
+    bands = {"cutoff": [8, 16], "factor": 2.0}
+    known["decoder_stack"] |= {
+        "share_input_output": False,
+        "adaptive_input": bands,
+        "adaptive_softmax": {**bands, "tie_weights": True, "tie_proj": True, "dropout": 0.0},
+    }
+    return stirred(LightConvForCausalLM(LightConvConfig(**known)))
+
+
 def stirred(model):
     """In evaluation mode, with biases and norms that are not 0 and 1, so that one that is left out shows."""
     with torch.no_grad():

@@ -15,7 +15,16 @@ from transformers import (
     TrainingArguments,
 )
 
-from tests.hf.models import EOS, PAD, STILL, export_language_model, language_model, seq2seq, words
+from tests.hf.models import (
+    EOS,
+    PAD,
+    STILL,
+    export_language_model,
+    language_model,
+    language_model_in_bands,
+    seq2seq,
+    words,
+)
 
 VOCABULARY = 29
 WEIGHT = 0.1  # of label smoothing
@@ -42,6 +51,7 @@ def bart():
 SIZES = {"d_model": 32, "decoder_layers": 1, **STILL}
 MODELS = {
     "language model": lambda: language_model(**SIZES),
+    "language model in bands": lambda: language_model_in_bands(**SIZES),
     "LLaMA": llama,
     "seq2seq": lambda: seq2seq(encoder_layers=1, **SIZES),
     "BART": bart,
@@ -145,7 +155,13 @@ def test_padding_changes_no_loss_of_a_language_model(side, tokenizer, tmp_path):
 @pytest.mark.parametrize("smoothing", [0.0, WEIGHT], ids=["", "smoothed"])
 @pytest.mark.parametrize(
     "name",  # not BART, which ignores num_items_in_batch
-    [*(pytest.param(name, marks=counts_the_predicted) for name in ("language model", "LLaMA")), "seq2seq"],
+    [
+        *(
+            pytest.param(name, marks=counts_the_predicted)
+            for name in ("language model", "language model in bands", "LLaMA")
+        ),
+        "seq2seq",
+    ],
 )
 def test_accumulated_batches_give_the_loss_of_one(name, smoothing, tokenizer, tmp_path):
     """Padded on the right: four batches of a sentence each, and one of all four."""

@@ -14,7 +14,18 @@ from transformers import (
 
 from lightconv_plugin.checkpoints.exported import load_model, open_exported
 from lightconv_plugin.modules import MIXERS
-from tests.hf.models import ONE_OF_EACH, PAD, STILL, close, language_model, plain, seq2seq, words
+from tests.hf.models import (
+    ONE_OF_EACH,
+    PAD,
+    STILL,
+    close,
+    language_model,
+    language_model_in_bands,
+    padded,
+    plain,
+    seq2seq,
+    words,
+)
 
 PAIRS = [
     ("Ein Hund läuft .", "a dog runs ."),
@@ -38,6 +49,27 @@ def test_gradients_are_those_of_the_plain_model(mixer):
     assert gradients(model).keys() == gradients(twin).keys() == dict(model.named_parameters()).keys()
     for name, gradient in gradients(model).items():
         close(gradient, gradients(twin)[name])
+
+
+@pytest.mark.parametrize("items", [None, 40])
+def test_training_an_adaptive_softmax_makes_no_logits_and_has_the_same_gradients(items):
+    model, (tokens, mask) = language_model_in_bands(**STILL), padded(words(3, 6), 2, "left")
+    given = {"attention_mask": mask, "labels": tokens, "num_items_in_batch": items}
+    twin = copy.deepcopy(model).train()
+    expected, found = model(tokens, **given), twin(tokens, **given)
+    assert expected.logits.shape == (3, 8, 29) and found.logits is None
+    close(found.loss, expected.loss)
+    for output in (expected, found):
+        output.loss.backward()
+    assert gradients(model).keys() == gradients(twin).keys() == dict(model.named_parameters()).keys()
+    for name, gradient in gradients(model).items():
+        close(gradients(twin)[name], gradient)
+
+
+def test_a_compiled_step_with_an_adaptive_softmax_is_one_graph():
+    model, tokens = plain(language_model_in_bands(**STILL)).train(), words(3, 6)
+    step = torch.compile(model, fullgraph=True, backend="eager")
+    close(step(tokens, tokens).loss, model(tokens, tokens).loss)
 
 
 def _switch(model, how: str, *args) -> None:

@@ -4,8 +4,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from lightconv_plugin.modules.config import AdaptiveSoftmaxConfig
+from lightconv_plugin.modules.config import AdaptiveInputConfig, AdaptiveSoftmaxConfig
 from lightconv_plugin.modules.dropout import Dropout
+from lightconv_plugin.modules.embeddings import AdaptiveInput
 from lightconv_plugin.modules.outputs import AdaptiveSoftmax
 
 modules = pytest.importorskip("fairseq.modules")
@@ -33,3 +34,22 @@ def test_dropout_is_where_fairseq_has_it(training, monkeypatch):
     )
     found = -ours(x).gather(-1, target[:, None]).sum()
     torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(ours.losses(x, target).sum(), expected)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_losses_and_their_gradients_are_those_of_the_log_probabilities(tied):
+    """Also of a band without a label: processes add the gradients up, so each needs all of them."""
+    config = AdaptiveSoftmaxConfig((8, 20, 26), 2.0, tie_weights=tied, tie_proj=tied)
+    softmax = AdaptiveSoftmax(30, 16, config, 16).double()
+    inputs = AdaptiveInput(30, 16, 16, 1, AdaptiveInputConfig((8, 20, 26), 2.0)).double() if tied else None
+    labels = torch.tensor([0, 8, 19, -100, 29, 7, 28, 9])  # none in 20 … 25
+    x = torch.randn(8, 16, dtype=torch.float64, requires_grad=True)
+    weights = [x, *softmax.parameters()]
+    if tied:  # to all but the first projection
+        weights += [weight for name, weight in inputs.named_parameters() if name != "embeddings.0.1.weight"]
+    expected = F.nll_loss(softmax(x, inputs), labels, reduction="none")
+    found = softmax.losses(x, labels, inputs)
+    torch.testing.assert_close(found, expected)
+    gradients = [torch.autograd.grad(losses.square().sum(), weights) for losses in (found, expected)]
+    torch.testing.assert_close(*gradients)

@@ -6,6 +6,7 @@ import torch
 from lightconv_plugin import ops
 from lightconv_plugin.mixers import MIXERS
 from lightconv_plugin.modules.config import AdaptiveInputConfig, AdaptiveSoftmaxConfig
+from lightconv_plugin.modules.outputs import AdaptiveSoftmax
 from tests.generation.recordings import Recordings
 from tests.modules.plain_models import TrainingStep, model_of, words
 from tests.waiting import RefuseToWait
@@ -28,7 +29,8 @@ def test_training(device, encoder, mixer, positions):
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_training_in_bands_of_words(device):
+def test_training_in_bands_of_words_as_a_graph_captures_it(device, monkeypatch):
+    monkeypatch.setattr(AdaptiveSoftmax, "by_band", lambda self, x: False)
     bands = {
         "adaptive_input": AdaptiveInputConfig((20,)),
         "adaptive_softmax": AdaptiveSoftmaxConfig((20,), dropout=0.1),
@@ -38,6 +40,7 @@ def test_training_in_bands_of_words(device):
     with RefuseToWait(device) as mode:
         model(batch, labels).loss.backward()
     assert mode.seen > 50
+    assert all(parameter.grad is not None for parameter in model.parameters())
 
 
 @pytest.mark.parametrize("mixer", MIXERS)
