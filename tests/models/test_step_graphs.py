@@ -116,11 +116,27 @@ def test_fairseqs_own_transformer(normalize_before):
 
 
 @pytest.mark.parametrize(
-    "kind, options", [(RDropCriterion, {"rdrop_alpha": 5.0}), (SimCutCriterion, {"simcut_alpha": 3.0, "simcut_p": 0.0})]
+    "kind, options, diverges",
+    [
+        (RDropCriterion, {"rdrop_alpha": 5.0}, False),  # both passes are the same without dropout
+        (SimCutCriterion, {"simcut_alpha": 3.0, "simcut_p": 1.0}, True),
+    ],
 )
-def test_consistency_training(kind, options):
-    model = build(**LEARNED, **STILL).double().train()
-    assert compare(model, criterion(kind, **options), BATCHES).replayed == 2
+def test_consistency_training(kind, options, diverges):
+    model, loss = build(**LEARNED, **STILL).double().train(), criterion(kind, **options)
+    assert (float(loss(model, BATCHES[0])[2][kind.logged_as]) > 0.1) == diverges
+    assert compare(model, loss, BATCHES).replayed == 2
+
+
+@pytest.mark.parametrize(
+    "kind, options, dropout",
+    [(RDropCriterion, {"rdrop_alpha": 5.0}, {}), (SimCutCriterion, {"simcut_alpha": 3.0, "simcut_p": 0.5}, STILL)],
+)
+def test_both_passes_of_every_repetition_differ_anew(kind, options, dropout):
+    model = build(**LEARNED, **dropout).double().train()
+    graphs = StepGraphs(model, criterion(kind, **options), recorder=Recordings(), pad=PAD, left_pad_source=True)
+    found = [float(graphs.step(BATCHES[0], PLAIN)[2][kind.logged_as]) for _ in range(6)]
+    assert min(found) > 1e-3 and len(set(found)) == 6
 
 
 def test_a_language_model():
