@@ -30,8 +30,8 @@ PLAIN = SimpleNamespace()  # an optimizer without a loss scale
 TASK = SimpleNamespace(target_dictionary=dictionary(), source_dictionary=dictionary())
 
 
-def criterion(kind=LabelSmoothedCrossEntropyCriterion, **options):
-    return kind(TASK, sentence_avg=False, label_smoothing=0.1, **options)
+def criterion(kind=LabelSmoothedCrossEntropyCriterion, sentence_avg=False, **options):
+    return kind(TASK, sentence_avg=sentence_avg, label_smoothing=0.1, **options)
 
 
 def sample(sentences, source, target, seed=0, left_pad_source=True):
@@ -92,11 +92,11 @@ BATCHES = [
 ]
 
 
-@pytest.mark.parametrize("mixer", MIXERS)
-def test_losses_and_gradients_are_those_of_the_batch_itself(mixer):
+@pytest.mark.parametrize("mixer, sentence_avg", [*((mixer, False) for mixer in MIXERS), ("dynamic", True)])
+def test_losses_and_gradients_are_those_of_the_batch_itself(mixer, sentence_avg):
     model = build(encoder_conv_type=mixer, decoder_conv_type=mixer, **LEARNED, **STILL).double().train()
     join_passes(model)
-    recordings = compare(model, criterion(), BATCHES)
+    recordings = compare(model, criterion(sentence_avg=sentence_avg), BATCHES)
     assert (recordings.recorded, recordings.replayed) == (2, 2)
 
 
