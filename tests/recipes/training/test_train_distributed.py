@@ -95,6 +95,19 @@ def test_two_processes_equal_two_batches_an_update(one, two):
     assert mine[1] > mine[UPDATES] > 1
 
 
+def test_two_processes_resume_where_they_were_stopped(config, two):
+    stopped_at, folder = 32, config.parent / "resumed"  # in the middle of an epoch
+    folder.mkdir()
+    shutil.copy(two.checkpoint(stopped_at), folder / "checkpoint_last.pt")
+    training = Training(config, folder.name, "--processes", "2", *NO_DROPOUT, python=warm_python())
+    assert training.end() and training.process.returncode == 0, training.output[-5000:]
+    assert training.output.count("Loaded checkpoint") == 1
+    starts = [record["update"] for record in read_folder(folder).records if record["record"] == "start"]
+    assert starts == [stopped_at]
+    assert_equal(state(folder / "checkpoint_last.pt"), state(two.checkpoint(UPDATES)))
+    assert_nothing_left(folder)
+
+
 def test_tensorboard_has_the_losses(one):
     """To the three decimals of the log, of training and validation."""
     logged = dict(
