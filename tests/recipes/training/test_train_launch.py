@@ -1,4 +1,7 @@
-"""A machine that waits for one that stands still, or whose network is gone without a word, gives up in time."""
+"""A machine that waits for one that stands still, or whose network is gone without a word, gives up in time.
+
+And what else its processes do before they train, and when they are done.
+"""
 
 import contextlib
 import multiprocessing
@@ -8,11 +11,14 @@ import subprocess
 import sys
 import threading
 import time
+from datetime import timedelta
 
 import pytest
+import torch.distributed as dist
 from torch.distributed import TCPStore
 
 from lightconv_plugin.recipes.training.launch import hangup_as_before, watch
+from lightconv_plugin.recipes.training.worker import limit_waiting
 from tests import ROOT
 from tests.robustness.machines import free_port
 
@@ -104,6 +110,18 @@ def test_the_end_of_the_terminal_ends_a_training_but_under_nohup(before, ends):
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
+
+
+def test_all_process_groups_wait_as_long_as_they_are_told(monkeypatch):
+    def given(*arguments, **options):
+        return arguments, options
+
+    for name in ("init_process_group", "new_group"):
+        monkeypatch.setattr(dist, name, given)
+    limit_waiting(7)
+    limit = {"timeout": timedelta(seconds=7)}
+    assert dist.init_process_group("gloo", rank=1) == (("gloo",), {"rank": 1, **limit})
+    assert dist.new_group([0, 1]) == (([0, 1],), limit)
 
 
 LEAVING = """
