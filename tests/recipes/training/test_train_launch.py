@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch.distributed import TCPStore
 
 from lightconv_plugin.recipes.training.launch import hangup_as_before, watch
-from lightconv_plugin.recipes.training.worker import limit_waiting
+from lightconv_plugin.recipes.training.worker import check_same_number, limit_waiting
 from tests import ROOT
 from tests.robustness.machines import free_port
 
@@ -122,6 +122,18 @@ def test_all_process_groups_wait_as_long_as_they_are_told(monkeypatch):
     limit = {"timeout": timedelta(seconds=7)}
     assert dist.init_process_group("gloo", rank=1) == (("gloo",), {"rank": 1, **limit})
     assert dist.new_group([0, 1]) == (([0, 1],), limit)
+
+
+def test_all_machines_must_run_equally_many_processes(monkeypatch, capsys):
+    for name, number in {"GROUP_WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "8", "WORLD_SIZE": "12"}.items():
+        monkeypatch.setenv(name, number)
+    with pytest.raises(SystemExit) as left:
+        check_same_number()
+    said = "error: 2 machines have 12 processes, this one 8: all need the same number"
+    assert (left.value.code, capsys.readouterr().err) == (1, f"lightconv train: {said}\n")
+    monkeypatch.setenv("WORLD_SIZE", "16")
+    check_same_number()
+    assert capsys.readouterr() == ("", "")
 
 
 LEAVING = """
