@@ -317,28 +317,6 @@ def test_a_damaged_8_bit_directory_is_refused(tmp_path):
             AutoModelForSeq2SeqLM.from_pretrained(directory)
 
 
-def test_an_adapter_of_an_8_bit_model_is_loaded_after_it(tmp_path):
-    """transformers would take the 8-bit numbers for weights, or leave the adapter out, and say nothing."""
-    model, adapter = export_seq2seq(tmp_path / "model", "int8", d_model=160), tmp_path / "adapter"
-    with pytest.raises(ValueError, match=r"model has 8-bit weights: load it first, and then its adapter"):
-        LightConvForConditionalGeneration.from_pretrained(model, adapter_kwargs={"_adapter_model_path": str(adapter)})
-    peft = pytest.importorskip("peft")
-    adapted = AutoModelForSeq2SeqLM.from_pretrained(model)
-    adapted.add_adapter(peft.LoraConfig(target_modules=["fc1"], init_lora_weights=False))
-    adapted.save_pretrained(adapter)
-    for kind in (AutoModelForSeq2SeqLM, LightConvForConditionalGeneration):
-        with pytest.raises(ValueError, match=r"model\.load_adapter\('.*adapter'\)"):
-            kind.from_pretrained(adapter)
-    inside = shutil.copytree(model, tmp_path / "inside")
-    shutil.copytree(adapter, inside, dirs_exist_ok=True)
-    with pytest.raises(ValueError, match=r"model\.load_adapter\('.*inside'\)"):
-        LightConvForConditionalGeneration.from_pretrained(inside)
-    loaded = AutoModelForSeq2SeqLM.from_pretrained(model)
-    loaded.load_adapter(str(adapter))
-    source, target = words(2, 4, VOCABULARY), words(2, 3, VOCABULARY)
-    close(loaded(source, decoder_input_ids=target).logits, adapted(source, decoder_input_ids=target).logits)
-
-
 def test_weights_of_another_size_are_refused(tmp_path, exported):
     directory = shutil.copytree(exported, tmp_path / "model")
     settings(encoder_stack__ffn_dim=32)(directory)
