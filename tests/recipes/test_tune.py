@@ -241,8 +241,10 @@ def test_numbers_without_enough_checkpoints_are_left_out_on_demand(data, save_di
     assert not list(save_dir.glob("average*"))
     said = refused(capsys, data, save_dir, "--average", 9, 5, "--skip-missing")
     assert "has only 4 checkpoints" in said
-    got = as_json(capsys, data, save_dir, "--average", 1, 5, "--skip-missing", "--", *SEARCH)
-    assert [setting["average"] for setting in got["tried"]] == [1]
+    assert tune(data, save_dir, "--average", 1, 5, "--skip-missing", "--json", "--", *SEARCH) == 0
+    out, err = capsys.readouterr()
+    assert [setting["average"] for setting in json.loads(out)["tried"]] == [1]
+    assert "the average of 5 is left out: there are only 4 checkpoints" in err
 
 
 # ------------------------------------------------------------------------------------------------ refusals
