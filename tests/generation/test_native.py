@@ -137,10 +137,14 @@ def test_the_same_bits_for_any_threads_and_batches(kind, dtype):
     forced = search(source, 1, prefix=first)
     for threads in (2, 5):
         models.assert_equal(forced, search(source, threads, prefix=first), f"{threads} threads, prefix:")
+    found_again = 0
     for one, other in zip(expected, forced, strict=True):
         scores = {tuple(hypothesis["tokens"].tolist()): hypothesis["score"] for hypothesis in other}
         best = tuple(one[0]["tokens"].tolist())
-        assert best not in scores or torch.equal(scores[best], one[0]["score"])
+        if best in scores:
+            found_again += 1
+            assert torch.equal(scores[best], one[0]["score"])
+    assert found_again > len(expected) / 2
 
 
 def test_threads_by_default_are_those_of_torch():
