@@ -214,7 +214,7 @@ def _language_task(settings, data: Path):
     settings["data"] = str(data)
     try:
         return set_up_task(settings)
-    except (OSError, ValueError, RuntimeError) as error:
+    except Exception as error:  # fairseq raises a bare one for text that is not UTF-8
         raise InputError(f"the dictionary of {data} cannot be read: {error}") from error
 
 

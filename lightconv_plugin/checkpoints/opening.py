@@ -22,6 +22,7 @@ from lightconv_plugin.checkpoints.loading import check_checkpoint, safe_torch_lo
 from lightconv_plugin.errors import EnsembleError, InputError, TranslationError
 from lightconv_plugin.models.architectures import use_registered_architecture
 from lightconv_plugin.quiet import quietly
+from lightconv_plugin.text.dictionary import Dictionary
 
 _TABLE = "{}.embed_tokens.weight"
 
@@ -138,7 +139,7 @@ def build_task(settings, data: Path, source: str, target: str):
     settings["eval_bleu"] = False  # it would build a generator that only validation needs
     try:
         return set_up_task(settings)
-    except (OSError, ValueError) as error:
+    except Exception as error:  # fairseq raises a bare one for text that is not UTF-8
         raise TranslationError(f"the dictionaries of {data} cannot be read: {error}") from error
 
 
@@ -209,7 +210,7 @@ def check_dictionaries(settings, checkpoint: Path, first: Path, opened: Opened) 
         return
     for name in (f"dict.{lang}.txt" for lang in (opened.source, opened.target)):
         if (data / name).is_file():
-            theirs, ours = (opened.task.load_dictionary(str(folder / name)) for folder in (data, opened.data))
+            theirs, ours = (Dictionary.load(folder / name) for folder in (data, opened.data))
             if theirs.symbols != ours.symbols:
                 raise EnsembleError(
                     f"{first} and {checkpoint} have different dictionaries ({opened.data / name}, {data / name}): they "

@@ -11,6 +11,8 @@ from lightconv_plugin.compat.registry import patch
 
 logger = logging.getLogger(__name__)
 
+_FINAL_NORMS = {"encoder.layer_norm.weight", "decoder.layer_norm.weight"}
+
 
 @patch(versions="all versions of fairseq")
 def ema_final_norm() -> None:
@@ -27,7 +29,9 @@ def ema_final_norm() -> None:
     def restore(self: Any, state_dict: dict, build_fp32_params: bool = False) -> None:
         for name, value in self.model.state_dict().items():
             if name.rpartition(".")[2] == "version":
-                state_dict.setdefault(name, value)
+                state_dict[name] = value  # an average that has lost its norms says that it is of the first version
+            elif name not in state_dict and name in _FINAL_NORMS:
+                logger.warning("the moving average has no %s: it starts from the model's", name)
         original(self, state_dict, build_fp32_params)
 
     EMA.restore = restore

@@ -219,6 +219,8 @@ def languages_of(
         if match := re.fullmatch(r"(.+)\.([^.-]+)-([^.-]+)\.[^.]+\.idx", path.name):
             directions.setdefault(match[1], set()).add((match[2], match[3]))
     if subset not in directions:
+        if any(data.glob(f"{subset}.*-*.*")):
+            raise InputError(f"{data} has {subset} as raw text: make binary data without --dataset-impl raw")
         raise InputError(f"{data} has no subset {subset}; it has {', '.join(sorted(directions)) or 'none'}")
 
     def fitting(pairs: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:

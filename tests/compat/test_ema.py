@@ -72,6 +72,21 @@ def test_the_average_is_torchs_with_its_final_norms(make, ema_fp32, tmp_path):
     torch.testing.assert_close(loaded(*inputs)[0], wanted)
 
 
+@pytest.mark.parametrize("make", [lambda: build(**NORMS), fairseqs_transformer], ids=["plugin", "transformer"])
+def test_an_average_that_has_lost_its_final_norms_gets_the_models(make, caplog):
+    """As fairseq has saved it: with versions from before there were any."""
+    model = make()
+    ema, average = EMA(model, EMAConfig(store_ema=True, ema_decay=0.75)), model.state_dict()
+    lost = [name for name in average if name.split(".")[1] == "layer_norm"]
+    state = {name: value.clone() for name, value in average.items() if name not in lost}
+    state |= {name: torch.ones_like(value) for name, value in state.items() if name.endswith(".version")}
+    ema.restore(state)
+    inputs = batch()
+    torch.testing.assert_close(ema.get_model()(*inputs)[0], model(*inputs)[0])
+    assert len(lost) == 4 and len(caplog.messages) == 2
+    assert "has no encoder.layer_norm.weight: it starts from the model's" in caplog.messages[0]
+
+
 def trainer(dtype, **ema):
     preset = systems.sized(systems.PRESETS["iwslt_de_en"], True, None, None)
     task = systems.task(systems.dictionary(preset.vocabulary))

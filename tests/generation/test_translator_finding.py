@@ -170,8 +170,9 @@ def test_a_dictionary_of_another_size_is_named_before_anything_is_built(made, tm
     with (data / "dict.de.txt").open("a", encoding="utf-8") as file:
         file.write("another 1\n")
     refused("in its encoder, but .*dict.de.txt", made[1], data)
-    (data / "dict.de.txt").write_text("no number\n")
-    refused("dictionaries of .* cannot be read", made[1], data)
+    for content, why in ((b"no number\n", ""), (b"a 1\na 1\n", ".*Duplicate word"), (b"\xe4 1\n", ".*encoding")):
+        (data / "dict.de.txt").write_bytes(content)
+        refused(f"dictionaries of .* cannot be read{why}", made[1], data)
 
 
 def test_a_second_checkpoint_with_other_dictionaries(made, tmp_path):

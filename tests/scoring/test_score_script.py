@@ -9,6 +9,8 @@ import pytest
 import torch
 
 from lightconv_plugin.cli import main
+from lightconv_plugin.errors import InputError
+from lightconv_plugin.scoring.measuring import languages_of
 
 pytest.importorskip("fairseq")
 
@@ -247,3 +249,9 @@ def test_data_without_the_subset(toy_data, files, tmp_path, capsys):
     assert "--subset belongs to --data DATA_BIN: give both or neither" in capsys.readouterr().err
     assert main.main(["score", *options, "--data", str(tmp_path / "none")]) == 2
     assert "no folder" in capsys.readouterr().err
+
+
+def test_raw_text_is_not_called_a_missing_subset(tmp_path):
+    (tmp_path / "test.de-en.de").write_text("a\n")
+    with pytest.raises(InputError, match="has test as raw text: make binary data without --dataset-impl raw"):
+        languages_of(tmp_path, "test")

@@ -50,7 +50,8 @@ class Limits:
             return "empty"
         if max(len(source), len(target)) > self.max_ratio * min(len(source), len(target)):
             return "ratio"
-        if repetitions(target) > max(self.max_repeats, repetitions(source)):
+        # Counting takes a time that grows with the square of the length: of the source, it is rarely needed.
+        if (most := repetitions(target)) > self.max_repeats and most > repetitions(source):
             return "loop"
         return None
 
