@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from lightconv_plugin import allocator
+from lightconv_plugin.cgroups import cores
 from lightconv_plugin.compat.registry import patch
 from lightconv_plugin.ops.instructions import bf16_advice
 
@@ -82,7 +83,7 @@ def _spawn(distributed_main: Callable, cfg: Any, main: Callable, kwargs: dict[st
                 port = free.getsockname()[1]
         parallel.distributed_init_method = f"tcp://localhost:{port}"
     # Every worker would use all cores and wait for the slowest, so the cores are divided.
-    share = len(os.sched_getaffinity(0)) // parallel.distributed_world_size
+    share = cores() // parallel.distributed_world_size
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, share)))
     parallel.distributed_rank = None  # each worker adds its index to start_rank
     torch.multiprocessing.spawn(

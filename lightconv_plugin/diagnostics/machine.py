@@ -5,6 +5,8 @@ import re
 import shutil
 from pathlib import Path
 
+from lightconv_plugin.cgroups import memory_left
+
 DRIVER = Path("/proc/driver/nvidia/version")
 MEMORY = Path("/proc/meminfo")
 COMPILER_MEMORY = 2 << 30
@@ -63,7 +65,8 @@ def kernel_bytes(path: Path, name: str) -> int | None:
 
 def available_memory() -> int | None:
     """Bytes that programs can still allocate without swapping; None if unknown."""
-    return kernel_bytes(MEMORY, "MemAvailable")
+    known = [size for size in (kernel_bytes(MEMORY, "MemAvailable"), memory_left()) if size is not None]
+    return min(known, default=None)
 
 
 def room(folder: Path) -> tuple[int, bool]:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lightconv_plugin.cgroups import cpu_limit
 from lightconv_plugin.errors import UnsupportedModelError
 from lightconv_plugin.generation.beam_search import SearchOptions
 from lightconv_plugin.generation.finished import Hypotheses, in_fairseqs_format
@@ -102,9 +103,15 @@ class NativeSearch:
             None if words is None else words.to(torch.int64).contiguous(),
             max_len,
             self._eos if begin is None else begin,
-            torch.get_num_threads() if self._threads is None else self._threads,
+            _usual_threads() if self._threads is None else self._threads,
         )
         return in_fairseqs_format(tokens, positional, sizes, scores, counts)
+
+
+def _usual_threads() -> int:
+    """torch's number, which knows no quota of a container: waiting threads would use it up."""
+    threads = torch.get_num_threads()
+    return min(threads, cpu_limit() or threads)
 
 
 def _has_instructions(dtype: str) -> bool:

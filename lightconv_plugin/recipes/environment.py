@@ -10,8 +10,8 @@ import os
 from collections.abc import Iterator
 
 from lightconv_plugin import allocator
+from lightconv_plugin.cgroups import cores
 from lightconv_plugin.errors import InputError
-from lightconv_plugin.recipes.steps import cores
 
 # hydra's warnings about how fairseq uses it, at every start; other warnings stay enabled.
 _HYDRA = ("hydra.main", "hydra._internal.hydra", "hydra.core.default_element", "__main__", "runpy")

@@ -23,11 +23,6 @@ from lightconv_plugin.progress import say
 STAMPS = ".steps"  # in a folder that steps fill
 
 
-def cores() -> int:
-    """The number of processors that this process may use."""
-    return len(os.sched_getaffinity(0))
-
-
 def digest(path: Path, of_file: Callable[[Path], str] | None = None, written: Collection[str] | None = None) -> str:
     """SHA-256 of a file, or of a folder's relative file names and contents (hashed by `of_file`).
 

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from lightconv_plugin.arguments import natural, positive
+from lightconv_plugin.cgroups import cores
 from lightconv_plugin.errors import InputError
 from lightconv_plugin.paths import workspace
-from lightconv_plugin.recipes.steps import cores
 
 SPLITS = ("train", "valid", "test")
 DISTILLED = Path(".steps/teacher.json")  # in a folder that `lightconv distill` fills

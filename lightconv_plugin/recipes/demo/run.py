@@ -9,6 +9,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from lightconv_plugin.cgroups import cores
 from lightconv_plugin.checkpoints.averaging import average_once, candidates, last_checkpoints
 from lightconv_plugin.errors import CorpusError, InputError, how_to_get, need_modules
 from lightconv_plugin.files import atomic_write, locked
@@ -23,7 +24,7 @@ from lightconv_plugin.recipes.environment import settings
 from lightconv_plugin.recipes.evaluation import evaluate, results_of
 from lightconv_plugin.recipes.grammar.corpus import write_corpus
 from lightconv_plugin.recipes.reproduce.training import wait_for_training
-from lightconv_plugin.recipes.steps import cores, digest, write_text
+from lightconv_plugin.recipes.steps import digest, write_text
 from lightconv_plugin.recipes.training.child import Child, TrainingFailed, run_together
 from lightconv_plugin.records.file import read_folder
 from lightconv_plugin.records.trainings import Training, trainings

@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lightconv_plugin.cgroups import cores
 from lightconv_plugin.errors import CorpusError, InputError
 from lightconv_plugin.progress import say
 from lightconv_plugin.recipes.data.options import DISTILLED, as_typed
@@ -29,7 +30,7 @@ from lightconv_plugin.recipes.distillation import translating
 from lightconv_plugin.recipes.distillation.choosing import PROBLEMS, Limits
 from lightconv_plugin.recipes.distillation.source import Source, open_source
 from lightconv_plugin.recipes.distillation.teacher import Teacher, search_of
-from lightconv_plugin.recipes.steps import Steps, cores, digest, remove, shorten, write_text
+from lightconv_plugin.recipes.steps import Steps, digest, remove, shorten, write_text
 
 if TYPE_CHECKING:
     from lightconv_plugin.generation.translator import Translator

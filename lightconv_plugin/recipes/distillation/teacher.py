@@ -7,11 +7,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lightconv_plugin.cgroups import cores
 from lightconv_plugin.errors import EnsembleError, InputError, TranslationError
 from lightconv_plugin.quiet import quietly
 from lightconv_plugin.recipes.distillation.choosing import closest_by_bleu
 from lightconv_plugin.recipes.distillation.source import Block, Source
-from lightconv_plugin.recipes.steps import cores, digest
+from lightconv_plugin.recipes.steps import digest
 from lightconv_plugin.text.subwords import join, kind_of
 
 if TYPE_CHECKING:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from lightconv_plugin.cgroups import cores
 from lightconv_plugin.checkpoints.exported import open_exported
 from lightconv_plugin.checkpoints.loading import count_parameters
 from lightconv_plugin.checkpoints.training_text import TOKENIZERS
@@ -25,7 +26,6 @@ from lightconv_plugin.recipes.reproduce.table import (
     render_released,
     write_table,
 )
-from lightconv_plugin.recipes.steps import cores
 from lightconv_plugin.released import cache, fetch
 from lightconv_plugin.released.models import Model, find
 from lightconv_plugin.scoring import bleu

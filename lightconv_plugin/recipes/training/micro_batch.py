@@ -10,6 +10,7 @@ from __future__ import annotations
 import bisect
 import json
 import math
+import signal
 import subprocess
 import tempfile
 from collections.abc import Callable, Sequence
@@ -84,8 +85,9 @@ def fitting(config: Path, batch: Batch, save_dir: Path, overrides: Sequence[str]
         done = subprocess.run(command, capture_output=True, text=True, errors="replace")
         result = folder / "trial.json"
         if done.returncode or not result.is_file():
+            how = "was killed, perhaps for memory" if done.returncode == -signal.SIGKILL else "failed"
             raise InputError(
-                "the trial of batches failed; with `micro_batch` N there is none:\n"
+                f"the trial of batches {how}; with `micro_batch` N there is none:\n"
                 + "\n".join(done.stderr.splitlines()[-12:])
             )
         trial = Trial(**json.loads(result.read_text(encoding="utf-8")))

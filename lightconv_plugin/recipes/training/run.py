@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Literal
 
 from lightconv_plugin import allocator
+from lightconv_plugin.cgroups import cores
 from lightconv_plugin.errors import need_modules
 from lightconv_plugin.files import locked
 from lightconv_plugin.paths import find_config
 from lightconv_plugin.progress import say
 from lightconv_plugin.recipes.environment import environment, settings
-from lightconv_plugin.recipes.steps import cores
 from lightconv_plugin.recipes.training.launch import LaunchJob, launch
 from lightconv_plugin.recipes.training.micro_batch import fitting
 from lightconv_plugin.recipes.training.plan import make_plan

@@ -61,7 +61,8 @@ class Host:
         self.size = _known(machine.MEMORY, "MemTotal")
 
     def free(self) -> int:
-        return _known(machine.MEMORY, "MemAvailable") + _known(STATUS, "VmRSS")
+        available = _known(machine.MEMORY, "MemAvailable")
+        return min(available, machine.available_memory() or 0) + _known(STATUS, "VmRSS")
 
     def start(self) -> None:
         Path("/proc/self/clear_refs").write_text("5")  # the kernel resets VmHWM
