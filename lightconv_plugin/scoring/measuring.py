@@ -219,7 +219,7 @@ def languages_of(
         if match := re.fullmatch(r"(.+)\.([^.-]+)-([^.-]+)\.[^.]+\.idx", path.name):
             directions.setdefault(match[1], set()).add((match[2], match[3]))
     if subset not in directions:
-        if any(data.glob(f"{subset}.*-*.*")):
+        if any(path.suffix != ".bin" for path in data.glob(f"{subset}.*-*.*")):
             raise InputError(f"{data} has {subset} as raw text: make binary data without --dataset-impl raw")
         raise InputError(f"{data} has no subset {subset}; it has {', '.join(sorted(directions)) or 'none'}")
 

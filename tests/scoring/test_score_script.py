@@ -253,5 +253,8 @@ def test_data_without_the_subset(toy_data, files, tmp_path, capsys):
 
 def test_raw_text_is_not_called_a_missing_subset(tmp_path):
     (tmp_path / "test.de-en.de").write_text("a\n")
+    (tmp_path / "valid.de-en.de.bin").touch()
+    with pytest.raises(InputError, match="has no subset valid"):
+        languages_of(tmp_path, "valid")
     with pytest.raises(InputError, match="has test as raw text: make binary data without --dataset-impl raw"):
         languages_of(tmp_path, "test")
