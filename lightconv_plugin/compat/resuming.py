@@ -120,28 +120,16 @@ def optimizer_state() -> None:
 
     If they are in another order, as in a training started with fairseq 0.12.2, the first update fails with a misleading
     error ("The size of tensor a (24) must match"), or moments of the same shape are assigned to the wrong parameters.
-    With --fp16, all are in one row, which has the same length in any order.
     """
-    from fairseq import checkpoint_utils
     from fairseq.optim import FairseqOptimizer
 
-    original, read = FairseqOptimizer.load_state_dict, checkpoint_utils.load_checkpoint_to_cpu
-    old_order = "lightconv_plugin.old_order"
-
-    @functools.wraps(read)
-    def load_checkpoint_to_cpu(*args: Any, **kwargs: Any) -> dict[str, Any]:
-        state = read(*args, **kwargs)
-        if state.get("last_optimizer_state") and "decoder.embed_out" in state["model"]:
-            state["last_optimizer_state"][old_order] = True
-        return state
+    original = FairseqOptimizer.load_state_dict
 
     def load_state_dict(self: Any, state_dict: Any, *args: Any, **kwargs: Any) -> Any:
         ours = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
         theirs = [number for group in state_dict["param_groups"] for number in group["params"]]
         cause = None
-        if state_dict.pop(old_order, False) and len(theirs) == 1:
-            cause = "in the order of fairseq 0.12.2, which has the output's parameters in another place"
-        elif len(ours) != len(theirs):
+        if len(ours) != len(theirs):
             cause = f"for {len(theirs)} parameters, but the model has {len(ours)}"
         else:
             for place, (parameter, number) in enumerate(zip(ours, theirs, strict=True), 1):
@@ -158,7 +146,6 @@ def optimizer_state() -> None:
         return original(self, state_dict, *args, **kwargs)
 
     FairseqOptimizer.load_state_dict = load_state_dict
-    checkpoint_utils.load_checkpoint_to_cpu = load_checkpoint_to_cpu
 
 
 @patch(versions="all versions of fairseq")

@@ -20,7 +20,6 @@ from fairseq.optim.fp16_optimizer import FP16Optimizer
 from fairseq.tasks.fairseq_task import FairseqTask, LegacyFairseqTask
 
 import lightconv_plugin.models  # noqa: F401 (the patches)
-from lightconv_plugin.checkpoints.loading import safe_torch_load
 from lightconv_plugin.compat.optimizing import as_parameters
 from tests.compat.fairseq_runs import losses, train, unpatched
 
@@ -187,20 +186,6 @@ def test_another_number_of_parameters_is_named(name):
     said = "for 2 parameters, but the model has 1; use --reset-optimizer .* own LightConv keeps it: lightconv convert"
     with pytest.raises(ValueError, match=said):
         optimizer(name, (4, 3)).load_state_dict(saved)
-
-
-def test_the_flat_state_of_another_order_is_named(checkpoint, tmp_path):
-    """As fairseq 0.12.2 saves it with --fp16, of a model whose output shares no embeddings."""
-    state = safe_torch_load(checkpoint)
-    state["model"]["decoder.embed_out"] = torch.zeros(4, 3)
-
-    def saved(*shapes):
-        torch.save(state | {"last_optimizer_state": optimizer("adam", *shapes).state_dict()}, tmp_path / "old.pt")
-        return checkpoint_utils.load_checkpoint_to_cpu(str(tmp_path / "old.pt"))["last_optimizer_state"]
-
-    with pytest.raises(ValueError, match=r"in the order of fairseq 0\.12\.2, .*; use --reset-optimizer"):
-        optimizer("adam", (15,)).load_state_dict(saved((15,)))
-    optimizer("adam", (4, 3), (3,)).load_state_dict(saved((4, 3), (3,)))  # these have shapes to compare
 
 
 def test_without_optimizer_state_another_order_fails_in_the_first_update(monkeypatch):
