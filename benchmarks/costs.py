@@ -41,6 +41,7 @@ TASKS = {
 }
 _COUNTED = "training, 16384 tokens"
 _GPU_PART = "training_16k"  # batches of as many tokens
+EARLY = re.compile(r"at about ([\d,]+) updates")
 TOTAL = re.compile(r"^#.* total +([\d,]+)$", re.MULTILINE)
 
 
@@ -71,6 +72,10 @@ def read_run(path: Path, data: str, preset: str | None) -> Run:
     try:
         optimization = config["optimization"]
         updates = optimization["max_update"]
+        if "max_epoch" in optimization:  # which ends it before that; the comment says when
+            if not (early := EARLY.search(text)):
+                raise BenchmarkError(f"{path} does not say after how many updates max_epoch ends it")
+            updates = int(early[1].replace(",", ""))
         tokens = updates * config["dataset"]["max_tokens"] * optimization["update_freq"][0]
     except (KeyError, IndexError, TypeError) as error:
         raise BenchmarkError(f"{path} has no {error}") from error

@@ -31,9 +31,18 @@ def cpu_limit() -> int | None:
     return min(limits, default=None)
 
 
+def memory_limit() -> int | None:
+    """The bytes that all processes of the group may have; None without a limit."""
+    return min((limit for limit, _ in _memory()), default=None)
+
+
 def memory_left() -> int | None:
     """The bytes that may still be allocated; None without a limit. Cached files give way, so they do not count."""
-    left = []
+    return min((max(limit - used, 0) for limit, used in _memory()), default=None)
+
+
+def _memory() -> Iterator[tuple[int, int]]:
+    """(limit, use) in bytes of each group that has a limit."""
     for folder in _folders("memory"):
         with contextlib.suppress(OSError, ValueError):
             names = ("memory.max", "memory.current")
@@ -43,8 +52,7 @@ def memory_left() -> int | None:
             if most != "max" and int(most) < _UNLIMITED:
                 statistics = (folder / "memory.stat").read_text("ascii")
                 cached = re.search(r"^(?:total_)?inactive_file (\d+)$", statistics, re.MULTILINE)
-                left.append(max(int(most) - int(used) + (int(cached[1]) if cached else 0), 0))
-    return min(left, default=None)
+                yield int(most), int(used) - (int(cached[1]) if cached else 0)
 
 
 def _folders(controller: str) -> Iterator[Path]:

@@ -3,6 +3,7 @@
 import gc
 import logging
 import os
+from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.pop("LIGHTCONV_HOME", None)  # which scripts/test.sh sets: data/ and runs/ are those of each test
@@ -10,6 +11,7 @@ os.environ.pop("LIGHTCONV_HOME", None)  # which scripts/test.sh sets: data/ and 
 import pytest
 import torch
 
+from lightconv_plugin import cgroups
 from tests import ROOT
 from tests.fixtures import broken, files, output, plain, their_task, toy_data, toy_training  # noqa: F401  (fixtures)
 
@@ -54,6 +56,12 @@ def pytest_collection():
         gc.collect()
         gc.freeze()
         gc.set_threshold(50_000)  # with the default of 700, looking for garbage takes an eighth of the tests' time
+
+
+@pytest.fixture(autouse=True)
+def _no_limits(monkeypatch):
+    """Those of a container in which the tests run."""
+    monkeypatch.setattr(cgroups, "_OWN", Path("/nowhere"))
 
 
 @pytest.fixture(autouse=True)

@@ -33,7 +33,7 @@ def test_version_2_has_the_least_of_all_groups_above(groups):
         **{"jobs/one/memory.stat": "anon 2000\ninactive_file 700\n", "jobs/memory.max": "max\n"},
         **{"jobs/memory.current": "9000\n"},
     )
-    assert (cgroups.cpu_limit(), cgroups.memory_left()) == (3, 2700)
+    assert (cgroups.cpu_limit(), cgroups.memory_limit(), cgroups.memory_left()) == (3, 5000, 2700)
 
 
 def test_version_1(groups):

@@ -215,7 +215,9 @@ def _language_task(settings, data: Path):
     try:
         return set_up_task(settings)
     except Exception as error:  # fairseq raises a bare one for text that is not UTF-8
-        raise InputError(f"the dictionary of {data} cannot be read: {error}") from error
+        raise InputError(
+            f"the dictionary of {data} cannot be read, or the task not be set up: {type(error).__name__}: {error}"
+        ) from error
 
 
 def _check_size(state: dict[str, Any], checkpoint: Path, entries: int, dictionary: Path) -> None:

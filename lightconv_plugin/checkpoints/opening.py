@@ -140,7 +140,9 @@ def build_task(settings, data: Path, source: str, target: str):
     try:
         return set_up_task(settings)
     except Exception as error:  # fairseq raises a bare one for text that is not UTF-8
-        raise TranslationError(f"the dictionaries of {data} cannot be read: {error}") from error
+        raise TranslationError(
+            f"the dictionaries of {data} cannot be read, or the task not be set up: {type(error).__name__}: {error}"
+        ) from error
 
 
 def check_sizes(state: dict[str, Any], checkpoint: Path, task, data: Path) -> None:
@@ -203,7 +205,7 @@ def check_direction(settings, checkpoint: Path, first: Path, trained: tuple[str 
 
 def check_dictionaries(settings, checkpoint: Path, first: Path, opened: Opened) -> None:
     """Raise EnsembleError if a training had other dictionaries than the ensemble's first model, as far as both are
-    there: of the same size, they would not be noticed."""
+    there: of the same size, they would not be noticed. InputError if one cannot be read."""
     try:
         data = find_data(settings, checkpoint, None)
     except TranslationError:

@@ -48,7 +48,7 @@ def gpu_problem() -> tuple[str, str] | None:
     if cause.startswith(("torch sees no device", "No CUDA GPUs are available")):
         remedy = "ask the scheduler for a GPU (--gres=gpu:1), or check CUDA_VISIBLE_DEVICES"
     elif cause.startswith("Found no NVIDIA driver"):  # a container sees the host's /proc without its driver's libraries
-        remedy = "start the container with its GPU option (--nv, or --gpus all)"
+        remedy = "start the container with its GPU option (--nv, or --gpus all), or install the driver's libraries"
     else:
         remedy = f"install a driver for CUDA {torch.version.cuda}, or a torch built for an older CUDA"
     return f"there is an NVIDIA driver ({version}), but torch {torch.__version__} cannot use it: {cause}", remedy

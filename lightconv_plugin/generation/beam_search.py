@@ -37,8 +37,8 @@ class SearchOptions:
         of the batch, and fewer than max_len (None: the smallest max_positions of the decoders).
     dtype: arithmetic of the linear layers (StepModel), one of DTYPES or GPU_DTYPES, or "auto" for the fastest on this
         machine.
-    threads: number of threads that share the work on a CPU; None for as many as torch has. The results do not depend on
-        it.
+    threads: number of threads that share the work on a CPU; None for as many as torch has, within a container's
+        quota. The results do not depend on it.
     cuda_graphs: capture the steps of the search in CUDA graphs. None: on a GPU, from the second batch of a size.
     """
 

@@ -67,8 +67,8 @@ class Translator:
         batch_tokens: maximum tokens of a batch, counting each sentence as the longest; a longer sentence is a batch of
             its own
         batch_size: maximum number of sentences in a batch
-        threads: cores to use; None for as many as torch has threads. Torch's own number is the same again after a
-            call
+        threads: cores to use; None for as many as torch has threads, but no more than a container's quota. Torch's own
+            number is the same again after a call
         dtype: "float32", "bfloat16", "int8" (on a CPU), "float16" (on a GPU), or "auto" (also None): the fastest on
             this machine for models of this size, see generation/dtypes.py; on a CPU, int8 for a directory with 8-bit
             weights

@@ -61,8 +61,9 @@ class AdaptiveSoftmax(nn.Module):
 
     def by_band(self, x: Tensor) -> bool:
         """Whether to train on x with `losses`: not where a graph is traced or captured, which wants fixed shapes."""
-        captured = x.is_cuda and torch.cuda.is_current_stream_capturing()
-        return self.training and eager(x) and not x.is_meta and not captured
+        if not (self.training and eager(x)) or x.is_meta:
+            return False  # in this order: torch.compile cannot trace the question below
+        return not (x.is_cuda and torch.cuda.is_current_stream_capturing())
 
     def losses(self, x: Tensor, labels: Tensor, inputs: AdaptiveInput | None = None) -> Tensor:
         """x (N,dim), labels (N,) → (N,) their negative log-probabilities, 0 for −100; the host waits for a GPU.

@@ -168,6 +168,8 @@ def _build_or_lesser(kind: str, unusable: dict[Path, str]) -> Path:
     Those that are `unusable` already, built on a system with a newer C library perhaps, are no reason not to build.
     """
     causes = [f"cannot load {library}: {cause}" for library, cause in unusable.items()]
+    if any("failed to map segment" in cause for cause in causes):
+        raise NativeError(causes[0], compilation.NO_EXEC)  # nor could the new one be loaded
     try:
         library = _build(kind, unusable, causes)
     except NativeError as error:

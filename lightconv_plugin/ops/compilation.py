@@ -39,7 +39,7 @@ _ERROR = re.compile(
     re.IGNORECASE,
 )
 _NO_SPACE = "free disk space, or set TORCH_EXTENSIONS_DIR to a folder on another disk"
-_NO_EXEC = "programs cannot run from this file system (noexec): set TORCH_EXTENSIONS_DIR to a folder on another"
+NO_EXEC = "programs cannot run from this file system (noexec): set TORCH_EXTENSIONS_DIR to a folder on another"
 # What to do about an error with the cache's folder, and about what a failed build's log may contain.
 _REMEDIES_BY_ERROR: dict[int | None, str] = {
     errno.ENOSPC: _NO_SPACE,
@@ -49,8 +49,8 @@ _REMEDIES_BY_ERROR: dict[int | None, str] = {
 _REMEDIES = (
     ("No space left", _NO_SPACE),
     ("quota exceeded", _NO_SPACE),
-    ("failed to map segment", _NO_EXEC),
-    ("compiler.sh: Permission denied", _NO_EXEC),
+    ("failed to map segment", NO_EXEC),
+    ("compiler.sh: Permission denied", NO_EXEC),
     ("__kmpc_", "use g++ (CXX=g++): this torch has GNU's OpenMP, and this compiler generates code for another"),
     ("Python.h", "install the Python headers (on Debian and Ubuntu: apt install python3-dev)"),
     ("Killed", "out of memory: use fewer compiler processes (MAX_JOBS=1)"),

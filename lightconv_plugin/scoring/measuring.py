@@ -219,7 +219,8 @@ def languages_of(
         if match := re.fullmatch(r"(.+)\.([^.-]+)-([^.-]+)\.[^.]+\.idx", path.name):
             directions.setdefault(match[1], set()).add((match[2], match[3]))
     if subset not in directions:
-        if any(path.suffix != ".bin" for path in data.glob(f"{subset}.*-*.*")):
+        raw = re.compile(re.escape(subset) + r"\.([^.-]+)-([^.-]+)\.(\1|\2)")
+        if any(raw.fullmatch(path.name) for path in data.iterdir()):
             raise InputError(f"{data} has {subset} as raw text: make binary data without --dataset-impl raw")
         raise InputError(f"{data} has no subset {subset}; it has {', '.join(sorted(directions)) or 'none'}")
 

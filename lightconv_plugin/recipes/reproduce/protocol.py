@@ -138,7 +138,7 @@ class Protocol:
             raise ValueError(f"paper must be null or one of {', '.join(names)}, got {self.paper!r}")
         for name, system in self.systems.items():
             if system.paper and system.paper not in (known := dict.fromkeys(fact.system for fact in FACTS)):
-                wanted = f"null or one of {', '.join(known)}"
+                wanted = f"null or one of {', '.join(map(repr, known))}"
                 raise ValueError(f"systems.{name}.paper must be {wanted}, got {system.paper!r}")
 
     @property

@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from lightconv_plugin.cgroups import memory_limit
 from lightconv_plugin.diagnostics import machine
 from lightconv_plugin.recipes.training.errors import MEMORY
 from lightconv_plugin.recipes.training.micro_batch import PART, Trial, largest
@@ -58,7 +59,8 @@ class Host:
     name = "this machine"
 
     def __init__(self) -> None:
-        self.size = _known(machine.MEMORY, "MemTotal")
+        there = _known(machine.MEMORY, "MemTotal")
+        self.size = min(there, memory_limit() or there)
 
     def free(self) -> int:
         available = _known(machine.MEMORY, "MemAvailable")

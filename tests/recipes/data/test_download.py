@@ -13,6 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from lightconv_plugin.cgroups import cores
 from lightconv_plugin.downloads import download
 from lightconv_plugin.errors import InputError
 from lightconv_plugin.recipes.data import download as published_files
@@ -310,7 +311,7 @@ def test_options(tmp_path, monkeypatch, arguments, expected):
     """Defaults are in the workspace, whose folder LIGHTCONV_HOME names; what is given, in the working directory."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("LIGHTCONV_HOME", str(tmp_path / "home"))
-    expected[3] = expected[3] or len(os.sched_getaffinity(0))
+    expected[3] = expected[3] or cores()
     made = chosen(*arguments)
     options = made.options
     assert [str(made.data), str(made.out), str(options.mirror), options.workers, options.any_size] == [

@@ -296,7 +296,10 @@ def tuning(**changes):
         ({"tune": tuning(grid="yes")}, "tune.grid must be true or false, got 'yes'"),
         ({"measure": ""}, "measure must be a text, got ''"),
         ({"paper": "IWSLT"}, "paper must be null or one of WMT16 En-De,"),
-        ({"systems": {"talkconv": {"paper": "Talk"}}}, "systems.talkconv.paper must be null or one of LightConv, Dyn"),
+        (
+            {"systems": {"talkconv": {"paper": "Talk"}}},
+            "systems.talkconv.paper must be null or one of 'LightConv', ",
+        ),
         ({"systems": {"big": {}}}, "systems.big has no configuration"),
         ({"systems": {"talkconv": 4}}, "systems.talkconv must be a mapping, got 4"),
     ],
