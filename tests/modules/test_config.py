@@ -50,8 +50,9 @@ def test_what_is_accepted_computes():
             continue
         softmax = decoder.adaptive_softmax
         seen["tied" if softmax and softmax.tie_weights else "adaptive" if softmax else "one softmax"] += 1
-        logits, loss = build_model(ModelConfig(decoder))(tokens, tokens)
-        assert logits.shape == (2, 10, WORDS) and loss.isfinite(), decoder
+        model = build_model(ModelConfig(decoder))
+        trained, (logits, loss) = model(tokens, tokens).loss, model.eval()(tokens, tokens)
+        assert logits.shape == (2, 10, WORDS) and loss.isfinite() and trained.isfinite(), decoder
     assert min(seen[kind] for kind in ("refused", "tied", "adaptive", "one softmax")) > 10, seen
 
 
