@@ -7,6 +7,7 @@ import pytest
 from lightconv_plugin import cgroups
 from lightconv_plugin.diagnostics import machine
 from lightconv_plugin.generation import native
+from lightconv_plugin.recipes.training import trial
 
 
 @pytest.fixture
@@ -70,3 +71,10 @@ def test_limits_count_where_processors_and_memory_do(groups):
         **{"cpu.max": "1000 1000\n", "memory.max": "70\n", "memory.current": "30\n", "memory.stat": "anon 1\n"},
     )
     assert (cgroups.cores(), machine.available_memory(), native._usual_threads()) == (1, 40, 1)
+
+
+def test_trials_of_batches_know_the_limit_of_memory(groups):
+    groups("0::/\n", **{"memory.max": "7000\n", "memory.current": "3000\n", "memory.stat": "anon 1\n"})
+    host = trial.Host()
+    assert host.size == 7000
+    assert host.free() == 4000 + machine.kernel_bytes(trial.STATUS, "VmRSS")

@@ -168,12 +168,12 @@ def _build_or_lesser(kind: str, unusable: dict[Path, str]) -> Path:
     Those that are `unusable` already, built on a system with a newer C library perhaps, are no reason not to build.
     """
     causes = [f"cannot load {library}: {cause}" for library, cause in unusable.items()]
-    if any("failed to map segment" in cause for cause in causes):
-        raise NativeError(causes[0], compilation.NO_EXEC)  # nor could the new one be loaded
     try:
+        if noexec := [cause for cause in causes if "failed to map segment" in cause]:
+            raise NativeError(noexec[0], compilation.NO_EXEC)  # nor could what is compiled there be loaded
         library = _build(kind, unusable, causes)
     except NativeError as error:
-        if causes:
+        if causes and not noexec:
             error = NativeError("; nor compile it: ".join([causes[0], error.cause]), error.remedy, error.log)
         lesser = _opened(artifacts.find_lesser(), unusable) if kind == "cpu" else None
         if lesser is None:

@@ -265,6 +265,20 @@ def test_what_can_be_neither_loaded_nor_compiled_has_both_causes(plain, foreign,
     assert error.remedy.startswith("install g++")
 
 
+@pytest.mark.skipif(not instructions.compiled_for(), reason="this CPU has one set of instructions only")
+def test_where_programs_cannot_run_nothing_is_compiled(plain, foreign, monkeypatch):
+    """A cache that another machine has filled, mounted without exec."""
+    path, lesser = foreign(plain.cache), foreign(plain.cache, "")
+    monkeypatch.setitem(globals(), "NOT_FOUND", f"{path}: failed to map segment from shared object")
+    monkeypatch.setattr(compilation, "build", lambda *arguments, **options: pytest.fail("compiled"))
+    error = backends.decision("cpu").error
+    assert error.cause == f"cannot load {path}: {path}: failed to map segment from shared object"
+    assert error.remedy.startswith("programs cannot run from this file system (noexec): set TORCH_EXTENSIONS_DIR")
+    lesser.write_bytes(b"in an installation")
+    monkeypatch.setattr(backends, "_decided", {})
+    assert backends.decision("cpu").library == lesser
+
+
 # ------------------------------------------------------------------------------------------------ the environment
 
 
