@@ -1,12 +1,15 @@
 """Limits of control groups, from files as the kernel's documentation describes them."""
 
 import os
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from lightconv_plugin import cgroups
 from lightconv_plugin.diagnostics import machine
 from lightconv_plugin.generation import native
+from lightconv_plugin.generation.beam_search import SearchOptions
 from lightconv_plugin.recipes.training import trial
 
 
@@ -70,7 +73,7 @@ def test_limits_count_where_processors_and_memory_do(groups):
         "0::/\n",
         **{"cpu.max": "1000 1000\n", "memory.max": "70\n", "memory.current": "30\n", "memory.stat": "anon 1\n"},
     )
-    assert (cgroups.cores(), machine.available_memory(), native._usual_threads()) == (1, 40, 1)
+    assert (cgroups.cores(), machine.available_memory()) == (1, 40)
 
 
 def test_trials_of_batches_know_the_limit_of_memory(groups):
@@ -78,3 +81,17 @@ def test_trials_of_batches_know_the_limit_of_memory(groups):
     host = trial.Host()
     assert host.size == 7000
     assert host.free() == 4000 + machine.kernel_bytes(trial.STATUS, "VmRSS")
+
+
+def test_the_search_has_no_more_threads_than_the_quota(groups, monkeypatch):
+    """Unless their number is given."""
+    groups("0::/\n", **{"cpu.max": "200000 100000\n"})
+    used = []
+    found = SimpleNamespace(add=lambda *a: None, search=lambda *arguments: used.append(arguments[-1]) or ([],) * 5)
+    monkeypatch.setattr(torch, "classes", SimpleNamespace(lightconv=SimpleNamespace(BeamSearch=lambda *a: found)))
+    monkeypatch.setattr(native, "in_fairseqs_format", lambda *a: a)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 64)
+    for threads in (None, 5):
+        search = native.NativeSearch([], SearchOptions(pad=1, unk=3, eos=2, threads=threads))
+        search.search(torch.ones(1, 1), torch.ones(1), 3)
+    assert used == [2, 5]

@@ -6,6 +6,7 @@ batch_search.py chooses between the two.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -68,6 +69,7 @@ class NativeSearch:
 
     def __init__(self, ensemble: Sequence[Description], options: SearchOptions):
         self._eos, self._threads = options.eos, options.threads
+        self._quota = cpu_limit() or sys.maxsize  # torch knows none, and waiting threads would use it up
         numbers = {name: float(value) for name, value in vars(options).items() if isinstance(value, (int, float))}
         self._search = torch.classes.lightconv.BeamSearch(
             numbers, list(options.suppress), options.dtype, _has_instructions(options.dtype)
@@ -103,15 +105,9 @@ class NativeSearch:
             None if words is None else words.to(torch.int64).contiguous(),
             max_len,
             self._eos if begin is None else begin,
-            _usual_threads() if self._threads is None else self._threads,
+            min(torch.get_num_threads(), self._quota) if self._threads is None else self._threads,
         )
         return in_fairseqs_format(tokens, positional, sizes, scores, counts)
-
-
-def _usual_threads() -> int:
-    """torch's number, which knows no quota of a container: waiting threads would use it up."""
-    threads = torch.get_num_threads()
-    return min(threads, cpu_limit() or threads)
 
 
 def _has_instructions(dtype: str) -> bool:
