@@ -16,7 +16,7 @@ from benchmarks.report import BenchmarkError
 from benchmarks.searches import Batch, SearchSettings, collate
 from lightconv_plugin.text.shortlist import entries
 
-_TRIALS = 5  # of each way to use the threads
+_TRIALS = 5  # of each way to use the threads, after one that warms up
 
 
 @torch.no_grad()
@@ -69,7 +69,8 @@ class EngineSearch:
         self.source, self.target = source, target
         self.parameters, self.peak_bytes = None, None  # the engine does not report them
         self.folder, self.settings, self.device, self.kind = folder, settings, device, kind
-        self._together = self._engine(1, torch.get_num_threads())
+        self._threads = torch.get_num_threads()  # an engine with one thread changes this number
+        self._together = self._engine(1, self._threads)
         self._apart: ctranslate2.Translator | None = None
         self._has_map = (folder / "vmap.txt").exists()
         self._choice: dict[int, Callable[[list[list[str]]], list]] = {}
@@ -101,23 +102,19 @@ class EngineSearch:
         return self._together.score_batch([texts[0]], [texts[1]])[0].log_probs
 
     def _fastest(self, tokens: list[list[str]]) -> Callable[[list[list[str]]], list]:
-        threads = torch.get_num_threads()
         ways = [self._way(self._together, 0)]
-        if threads > 1 and self.device.type == "cpu":
+        if self._threads > 1 and self.device.type == "cpu":
             if self._apart is None:
-                self._apart = self._engine(threads, 1)
-            ways.append(self._way(self._apart, -(-len(tokens) // threads)))
+                self._apart = self._engine(self._threads, 1)
+            ways.append(self._way(self._apart, -(-len(tokens) // self._threads)))
 
         def seconds(way: Callable) -> float:
             start = time.perf_counter()
             way(tokens)
             return time.perf_counter() - start
 
-        if len(ways) == 1:
-            return ways[0]
-        _, *trials = [[seconds(way) for way in ways] for _ in range(1 + _TRIALS)]  # the first one warms up
-        best = [min(times) for times in zip(*trials, strict=True)]
-        return ways[best.index(min(best))]
+        # One way after the other: threads within a batch spin for a while after it. The first call warms up.
+        return min(ways, key=lambda way: min(seconds(way) for _ in range(1 + _TRIALS))) if len(ways) > 1 else ways[0]
 
     def _way(self, engine: ctranslate2.Translator, part: int) -> Callable[[list[list[str]]], list]:
         """part: number of sentences per thread; 0: all sentences together."""
