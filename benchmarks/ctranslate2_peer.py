@@ -16,7 +16,7 @@ from benchmarks.report import BenchmarkError
 from benchmarks.searches import Batch, SearchSettings, collate
 from lightconv_plugin.text.shortlist import entries
 
-_TRIALS = 5  # of each way to use the threads, after one that warms up
+_TRIALS = 6  # of each way to use the threads; the first warms up
 
 
 @torch.no_grad()
@@ -62,7 +62,7 @@ class EngineSearch:
     """A saved model in the engine; see searches.TorchSearch.
 
     The engine can use its threads within a batch, or give each thread a part of it (so one sentence has one thread).
-    For each number of sentences, whichever translated the first batch fastest in five trials is kept.
+    For each number of sentences, whichever translated the first batch fastest in one of six trials is kept.
     """
 
     def __init__(self, folder: Path, source, target, settings: SearchSettings, device: torch.device, kind: str):
@@ -113,8 +113,8 @@ class EngineSearch:
             way(tokens)
             return time.perf_counter() - start
 
-        # One way after the other: threads within a batch spin for a while after it. The first call warms up.
-        return min(ways, key=lambda way: min(seconds(way) for _ in range(1 + _TRIALS))) if len(ways) > 1 else ways[0]
+        # One way after the other: threads within a batch spin for a while after it.
+        return min(ways, key=lambda way: min(seconds(way) for _ in range(_TRIALS))) if len(ways) > 1 else ways[0]
 
     def _way(self, engine: ctranslate2.Translator, part: int) -> Callable[[list[list[str]]], list]:
         """part: number of sentences per thread; 0: all sentences together."""

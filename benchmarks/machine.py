@@ -36,7 +36,8 @@ _VARIABLES = (
     "FBGEMM_ENABLE_INSTRUCTIONS",
     "CT2_FORCE_CPU_ISA",
 )
-_PACKAGES = ("lightconv-plugin", "fairseq", "fairseq-fixed", "ctranslate2", "pymarian", "triton", "numpy")
+_PEERS = ("fairseq", "fairseq-fixed", "transformers", "ctranslate2", "pymarian")
+_PACKAGES = ("lightconv-plugin", *_PEERS, "triton", "numpy")
 
 
 def hold(level: str) -> dict[str, str]:

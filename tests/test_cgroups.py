@@ -8,7 +8,7 @@ import torch
 
 from lightconv_plugin import cgroups
 from lightconv_plugin.diagnostics import machine
-from lightconv_plugin.generation import native
+from lightconv_plugin.generation import batch_search, native
 from lightconv_plugin.generation.beam_search import SearchOptions
 from lightconv_plugin.recipes.training import trial
 
@@ -76,11 +76,13 @@ def test_limits_count_where_processors_and_memory_do(groups):
     assert (cgroups.cores(), machine.available_memory()) == (1, 40)
 
 
-def test_trials_of_batches_know_the_limit_of_memory(groups):
+def test_trials_of_batches_know_the_limit_of_memory(groups, tmp_path, monkeypatch):
+    (tmp_path / "status").write_text("VmRSS:\t 2 kB\n", "ascii")
+    monkeypatch.setattr(trial, "STATUS", tmp_path / "status")
     groups("0::/\n", **{"memory.max": "7000\n", "memory.current": "3000\n", "memory.stat": "anon 1\n"})
     host = trial.Host()
     assert host.size == 7000
-    assert host.free() == 4000 + machine.kernel_bytes(trial.STATUS, "VmRSS")
+    assert host.free() == 4000 + 2048
 
 
 def test_the_search_has_no_more_threads_than_the_quota(groups, monkeypatch):
@@ -95,3 +97,21 @@ def test_the_search_has_no_more_threads_than_the_quota(groups, monkeypatch):
         search = native.NativeSearch([], SearchOptions(pad=1, unk=3, eos=2, threads=threads))
         search.search(torch.ones(1, 1), torch.ones(1), 3)
     assert used == [2, 5]
+
+
+def test_nor_has_the_search_in_torch(groups, monkeypatch):
+    groups("0::/\n", **{"cpu.max": "200000 100000\n"})
+    used, before = [], torch.get_num_threads()
+
+    def search(*_, **__):
+        return SimpleNamespace(find=lambda: used.append(torch.get_num_threads()))
+
+    monkeypatch.setattr(batch_search, "Search", search)
+    torch.set_num_threads(4)
+    try:
+        for threads in (None, 3):
+            options = SearchOptions(pad=1, unk=3, eos=2, threads=threads)
+            batch_search.TorchSearch([], options).search(torch.ones(1, 1), torch.ones(1), 3)
+        assert (used, torch.get_num_threads()) == ([2, 3], 4)
+    finally:
+        torch.set_num_threads(before)

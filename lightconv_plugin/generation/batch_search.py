@@ -11,6 +11,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from lightconv_plugin.cgroups import cpu_limit
 from lightconv_plugin.errors import TranslationError, UnsupportedModelError
 from lightconv_plugin.generation import AUTO
 from lightconv_plugin.generation.beam_search import Search, SearchOptions
@@ -153,7 +154,7 @@ class TorchSearch:
     the native search. options.dtype: one that PackedLinear supports."""
 
     def __init__(self, models: Sequence[EncoderDecoder], options: SearchOptions):
-        self._options = options
+        self._options, self._quota = options, cpu_limit()
         self._steps = [StepModel(model, options.dtype) for model in models]
 
     def search(
@@ -168,16 +169,21 @@ class TorchSearch:
     ) -> Hypotheses:
         """See `Search`."""
         options = self._options
-        with torch_threads(options.threads):
+        with torch_threads(options.threads, self._quota):
             states = [steps.start(source, options.beam_size, words=words) for steps in self._steps]
             search = Search(self._steps, states, lengths, options, max_len, prefix=prefix, begin=begin, words=words)
             return search.find()
 
 
 @contextlib.contextmanager
-def torch_threads(number: int | None) -> Iterator[None]:
-    """Let torch use `number` threads within the block; None changes nothing. The number belongs to the process: after
-    blocks that overlap in several threads of Python, it is that before the first of them."""
+def torch_threads(number: int | None, quota: int | None) -> Iterator[None]:
+    """Let torch use `number` threads within the block; None: as many as it has, up to `quota`.
+
+    The number belongs to the process: after blocks that overlap in several threads of Python, it is that before the
+    first of them.
+    """
+    if number is None and quota is not None and quota < torch.get_num_threads():
+        number = quota
     if number is None:
         yield
         return

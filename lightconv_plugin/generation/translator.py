@@ -18,6 +18,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from lightconv_plugin.cgroups import cpu_limit
 from lightconv_plugin.errors import InputError, TranslationError, UnsupportedModelError
 from lightconv_plugin.generation import AUTO
 from lightconv_plugin.generation.arguments import check_device, check_numbers
@@ -283,7 +284,7 @@ class Translator:
             self._check_lines(some, 1)
         options = self._open_search().options
         scorer = Scorer(self._opened, options)
-        with torch_threads(options.threads):
+        with torch_threads(options.threads, cpu_limit()):
             return scorer.score(list(lines), list(references), self._make_batches, progress)
 
     def _check_lines(self, lines: Iterable[str | bytes], nbest: int) -> None:

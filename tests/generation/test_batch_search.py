@@ -114,8 +114,8 @@ def test_the_number_of_threads_after_searches_at_the_same_time():
     """It is as before, also in threads of Python that begin later."""
     before = torch.get_num_threads()
     with ThreadPoolExecutor(1) as other, contextlib.ExitStack() as here:
-        here.enter_context(torch_threads(before + 1))
-        there = torch_threads(before + 2)
+        here.enter_context(torch_threads(before + 1, None))
+        there = torch_threads(before + 2, None)
         other.submit(there.__enter__).result()
         here.close()
         other.submit(there.__exit__, None, None, None).result()
