@@ -12,8 +12,8 @@ from lightconv_plugin.errors import CorpusError
 # train.en, val.de.gz, test_2016_flickr.en, dev-2013.de …: a part's name begins with one of these words.
 PARTS = {"train": ("train",), "valid": ("valid", "val", "dev"), "test": ("test",)}
 EXPECTED = (
-    "expected train.XX, valid.XX (or val.XX, dev.XX) and test.XX or test_*.XX, each for two languages XX, "
-    "plain or .gz, not .txt or .xz"
+    "expected train.XX, valid.XX (or val.XX, dev.XX) and test.XX or test_*.XX, each for two languages XX "
+    "such as de or pt_BR, without -, plain or .gz, not .txt or .xz"
 )
 # A language may have a region: pt_BR, zh_Hans, es_419. fairseq splits its own file names at "-".
 _LANGUAGE = "[a-z]{2,3}(_[A-Za-z0-9]{2,8})?"
@@ -80,12 +80,17 @@ def find_corpus(
 
     if src is None or tgt is None:
         trains = [p for p in langs_of if (p == train if train else _belongs(p, "train"))]
-        candidates = set().union(*(langs_of[p] for p in trains)) - {src, tgt}
-        missing = 2 - sum(lang is not None for lang in (src, tgt))
+        if train and not trains:
+            raise CorpusError(f"`train_prefix` {train}: {folder} has no text {train}.XX; {listing}")
+        known = set().union(*(langs_of[p] for p in trains))
+        candidates = known - {src, tgt}
+        given = {lang for lang in (src, tgt) if lang is not None}
+        missing = 2 - len(given)
         if len(candidates) != missing:
-            found = f"the languages of its training text are {sorted(candidates)}"
-            too_few = f"{found}; {EXPECTED}" if candidates else EXPECTED
-            what = f"{found}: choose with `src` and `tgt`" if len(candidates) > missing else too_few
+            found = f"the languages of its training text are {sorted(known)}"
+            too_few = f"{found}; {EXPECTED}" if known else EXPECTED
+            too_many = f"{found}, not {', '.join(sorted(given - known))}" if given - known else found
+            what = f"{too_many}: choose with `src` and `tgt`" if len(candidates) > missing else too_few
             raise CorpusError(f"cannot tell the language pair of {folder}: {what}; {listing}")
         rest = sorted(candidates, key=lambda lang: (lang != "en", lang))
         src = src or rest.pop(0)
@@ -96,7 +101,8 @@ def find_corpus(
     def choose(part: str) -> list[str]:
         prefixes = [p for p in sorted(langs_of) if _belongs(p, part) and {src, tgt} <= langs_of[p]]
         if not prefixes:
-            raise CorpusError(f"{folder} has no {part} text for {src}-{tgt}: {EXPECTED}; {listing}")
+            held_out = "" if part == "train" else f" (or hold out N pairs: lightconv prepare parallel --{part}-lines N)"
+            raise CorpusError(f"{folder} has no {part} text for {src}-{tgt}: {EXPECTED}{held_out}; {listing}")
         if len(prefixes) > 1 and part != "test":
             how = f"keep one, or name it to lightconv prepare parallel --{part}-prefix"
             raise CorpusError(f"{folder} has several {part} texts, {prefixes}: {how}")

@@ -94,15 +94,18 @@ def test_further_test_sets_take_fairseqs_names(folder):
             r"expected train\.XX.*, not \.txt or \.xz; found: train\.de",
         ),
         (("train.en", "train.de.txt"), {}, r"\['en'\]; expected train\.XX"),
+        (("train.en", "train.zh-Hans"), {}, r"\['en'\]; expected .*such as de or pt_BR, without -, .*train\.zh-Hans"),
+        (PLAIN, {"train": "trian"}, "`train_prefix` trian: .* has no text trian.XX; found: test.de"),
+        (PLAIN, {"src": "fr"}, r"are \['de', 'en'\], not fr: choose with `src` and `tgt`"),
         (("train.en", "train.de", "test.en", "test.de"), {}, "no valid text for en-de.*expected.*found: test.de"),
-        (("train.en", "train.de", "dev.en", "dev.de"), {}, "no test text for en-de"),
+        (("train.en", "train.de", "dev.en", "dev.de"), {}, "no test text for en-de.* prepare parallel --test-lines N"),
         (("train.en", "train.de", "dev.en", "dev.de", "test1.en", "test1.de"), {}, r"and test\.XX or test_\*\.XX,"),
         ((*PLAIN, "val.en", "val.de"), {}, r"several valid texts, \['val', 'valid'\]: keep one, or .* --valid-prefix$"),
         (PLAIN, {"src": "en", "tgt": "fr"}, "no train text for en-fr"),
         (PLAIN, {"src": "de", "tgt": "de"}, "both 'de'"),
     ],
     ids=(
-        "empty no-train three-languages extensions one-language "
+        "empty no-train three-languages extensions one-language region wrong-prefix wrong-source "
         "no-valid no-test test1 two-valid wrong-language same-language"
     ).split(),
 )
