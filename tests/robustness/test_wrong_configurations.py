@@ -182,10 +182,24 @@ def nothing(content):
             [],
             "criterion.label_smoothing must be in 0 … 1, but not 1, got 2.0",
         ),
+        (nothing, ["optimization.lr=[]"], "0: optimization.lr must be a list such as [0.005], got []"),
+        (nothing, ["optimization.update_freq=[2,0]"], "update_freq must be a list of whole numbers from 1, got [2, 0]"),
+        (put("common", "log_interval", 0), [], "0: common.log_interval must be at least 1, got 0"),
         (consistency("rdrop", rdrop_alpha=-1.0), [], "--rdrop-alpha must be a number of at least 0, got -1.0"),
         (consistency("simcut", simcut_p=1.5), [], "--simcut-p must be a probability, 0 … 1, got 1.5"),
         (nothing, ["model.encoder_kernel_size_list=[3,5]"], "--encoder-kernel-size-list needs one entry"),
-        (nothing, ["optimization.no_such_key=1"], "no_such_key"),
+        (
+            put("optimization", "max_updates", 1),
+            [],
+            "0: optimization.max_updates: OptimizationConfig has no such option; did you mean max_update",
+        ),
+        (
+            nothing,  # hydra itself advises to add it with +
+            ["optimization.max_updates=1"],
+            "0: optimization.max_updates: OptimizationConfig has no such option; did you mean max_update",
+        ),
+        (nothing, ["+model.dropuot=1"], "0: dropuot: DynamicconvConfig has no such option; did you mean dropout or "),
+        (nothing, ["optimisation.lr=[1]"], "FairseqConfig has no such option; did you mean optimization?"),
         (nothing, ["+model.no_such_key=1"], "no_such_key"),
         (
             put("model", "_name", "transformer"),  # its options are argparse's

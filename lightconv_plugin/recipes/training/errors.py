@@ -4,6 +4,7 @@ do not respond."""
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import difflib
 import errno
 from collections.abc import Collection, Iterable, Mapping
@@ -29,11 +30,18 @@ class ConfigError(ValueError):
 
 def check_parts(config: Any) -> None:
     """Raise ConfigError if a composed configuration does not name a known task, criterion, optimizer and schedule, or
-    lacks the size of a batch, or has a label smoothing out of range."""
+    lacks the size of a batch, or has a value out of range that fairseq does not check."""
     for group in ("task", "criterion", "optimizer", "lr_scheduler"):
         check_name(group, getattr(config, group, None), parts(group))
     if config.dataset.max_tokens is None and config.dataset.batch_size is None:
         raise ConfigError("dataset.max_tokens is missing, the size of a batch (or dataset.batch_size, in sentences)")
+    rates, frequencies = config.optimization.lr, config.optimization.update_freq
+    if not rates:
+        raise ConfigError("optimization.lr must be a list such as [0.005], got []")
+    if not frequencies or min(frequencies) < 1:
+        raise ConfigError(f"optimization.update_freq must be a list of whole numbers from 1, got {list(frequencies)}")
+    if config.common.log_interval < 1:
+        raise ConfigError(f"common.log_interval must be at least 1, got {config.common.log_interval}")
     smoothing = getattr(config.criterion, "label_smoothing", 0.0)
     if not 0 <= smoothing < 1:
         raise ConfigError(f"criterion.label_smoothing must be in 0 … 1, but not 1, got {smoothing}")
@@ -120,11 +128,30 @@ def full_disk(error: BaseException | None) -> OSError | None:
     return error
 
 
+def _unknown_option(error: BaseException | None) -> str:
+    """What is wrong with an option that its group does not have; empty for other errors.
+
+    hydra's own message advises to add the option with a +, which is refused as well.
+    """
+    from omegaconf.errors import OmegaConfBaseException
+
+    group = getattr(error, "object_type", None)
+    if not isinstance(error, OmegaConfBaseException) or not dataclasses.is_dataclass(group):
+        return ""
+    known = [option.name for option in dataclasses.fields(group)]
+    if error.key in (None, *known):
+        return ""
+    name = getattr(group, "__name__", group)
+    return f"{error.full_key}: {name} has no such option{did_you_mean(str(error.key), known)}"
+
+
 def explain(error: BaseException, timeout: int) -> str:
     """Explain a known exception in one line that says what to do; empty for an unknown one."""
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
+    if unknown := _unknown_option(error) or _unknown_option(error.__cause__):
+        return unknown
     said = " ".join(str(error).split())
     text = said.lower()
     if isinstance(error, (ConfigError, InputError, OmegaConfBaseException)):

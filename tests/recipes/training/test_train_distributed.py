@@ -228,7 +228,7 @@ def test_two_machines_under_slurm_survive_a_killed_process(config, two, tmp_path
 @pytest.mark.parametrize(
     "setting, message",
     [
-        ("optimization.learning_rate=1", "Key 'learning_rate' not in 'OptimizationConfig'"),
+        ("optimization.learning_rate=1", "optimization.learning_rate: OptimizationConfig has no such option"),
         ("common.fp16=true", "error: process 0: common.fp16 (--fp16) needs a GPU, and torch sees none"),
     ],
 )
