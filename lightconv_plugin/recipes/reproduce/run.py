@@ -20,7 +20,7 @@ from lightconv_plugin.paths import beside, configs_dir, package_dir
 from lightconv_plugin.progress import say
 from lightconv_plugin.recipes.data.tasks import prepare
 from lightconv_plugin.recipes.environment import compute_here
-from lightconv_plugin.recipes.evaluation import evaluate, languages_in, measure_perplexity
+from lightconv_plugin.recipes.evaluation import check_search, evaluate, languages_in, measure_perplexity
 from lightconv_plugin.recipes.reproduce import training
 from lightconv_plugin.recipes.reproduce.job import Job
 from lightconv_plugin.recipes.reproduce.protocol import row_digest, short_digest
@@ -132,10 +132,15 @@ class Reproduction:
             raise InputError(f"{self.job.data} has no binarised training text (train*.idx): {hint}")
 
     def check_scoring(self) -> None:
-        """Raise InputError, before any training, if translations of this data cannot be scored."""
+        """Raise InputError, before any training, if translations of this data cannot be made or scored."""
         how = self.job.protocol.measuring()
         if how.metric != "perplexity":
-            how.with_data(self.job.data, "test", self.languages()).check_language()
+            how = how.with_data(self.job.data, "test", self.languages())
+            how.check_language()
+            try:
+                check_search(self.job.data, self.options()[1], how, warn=lambda _: None)  # tuning warns
+            except InputError as error:
+                raise InputError(f"{self.job.protocol.path}: generate: {error}") from error
 
     def train(self, seed: int) -> dict[str, Any]:
         """Train a seed unless it is trained already; returns the facts about its training."""
@@ -243,8 +248,8 @@ class Reproduction:
         """Run all steps; returns the row."""
         job, protocol = self.job, self.job.protocol
         self.prepare()
-        self.check_scoring()
         compute_here()
+        self.check_scoring()
         data = short_digest(self.data_files("train", "valid", "test"))
         beside_data = {**self.references("valid"), **self.references("test")}
         references = short_digest({name: sha for name, sha in beside_data.items() if name.startswith("raw/")})

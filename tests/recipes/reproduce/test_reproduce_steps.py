@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 from lightconv_plugin.errors import InputError
+from lightconv_plugin.recipes import evaluation
 from lightconv_plugin.recipes.data import tasks
 from lightconv_plugin.recipes.reproduce import training as reproduce_training
 from lightconv_plugin.recipes.reproduce.job import plan
@@ -65,6 +66,15 @@ def test_a_language_that_cannot_be_scored_is_refused_before_any_training(world, 
 
     monkeypatch.setattr("sacrebleu.metrics.BLEU", without_mecab)
     with pytest.raises(InputError, match="cannot score language 'de': please install"):
+        world.row()
+    assert world.calls()[0] == ["prepare"]
+
+
+def test_a_wrong_option_of_the_search_is_refused_before_any_training(world, monkeypatch):
+    pytest.importorskip("fairseq")
+    monkeypatch.setattr(reproduction_world.reproduce, "check_search", evaluation.check_search)
+    edit(world.folder / "protocol.yaml", generate=["--beem", 5])
+    with pytest.raises(InputError, match=r"protocol.yaml: generate: .* unrecognized arguments: --beem 5"):
         world.row()
     assert world.calls()[0] == ["prepare"]
 
