@@ -185,6 +185,7 @@ def nothing(content):
         (nothing, ["optimization.lr=[]"], "0: optimization.lr must be a list such as [0.005], got []"),
         (nothing, ["optimization.update_freq=[2,0]"], "update_freq must be a list of whole numbers from 1, got [2, 0]"),
         (put("common", "log_interval", 0), [], "0: common.log_interval must be at least 1, got 0"),
+        (nothing, ["common.seed=-1"], "0: common.seed must be at least 0, got -1"),
         (consistency("rdrop", rdrop_alpha=-1.0), [], "--rdrop-alpha must be a number of at least 0, got -1.0"),
         (consistency("simcut", simcut_p=1.5), [], "--simcut-p must be a probability, 0 … 1, got 1.5"),
         (nothing, ["model.encoder_kernel_size_list=[3,5]"], "--encoder-kernel-size-list needs one entry"),
@@ -251,6 +252,7 @@ MESSAGES = {
     "[…/gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:2": CLOSED,
     "Read error [127.0.0.1]:3: Connection reset by peer": CLOSED,
     "CUDA out of memory. Tried to allocate 2.00 GiB": "not enough memory: a smaller dataset.max_tokens with a larger",
+    "The dataset is empty. This could indicate that all elements have been skipped.": "The dataset is empty.",
     "shape '[2]' is invalid for input of size 3": "",
 }
 

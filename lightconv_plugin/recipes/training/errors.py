@@ -21,6 +21,7 @@ PLAIN = (
     "cannot load model parameters from checkpoint",
     "common.fp16 (--fp16) needs a gpu",
     "requires a joined dictionary",
+    "the dataset is empty",
 )
 
 
@@ -40,8 +41,9 @@ def check_parts(config: Any) -> None:
         raise ConfigError("optimization.lr must be a list such as [0.005], got []")
     if not frequencies or min(frequencies) < 1:
         raise ConfigError(f"optimization.update_freq must be a list of whole numbers from 1, got {list(frequencies)}")
-    if config.common.log_interval < 1:
-        raise ConfigError(f"common.log_interval must be at least 1, got {config.common.log_interval}")
+    for group, option, least in (("common", "log_interval", 1), ("common", "seed", 0), ("dataset", "num_workers", 0)):
+        if (value := getattr(getattr(config, group), option)) < least:
+            raise ConfigError(f"{group}.{option} must be at least {least}, got {value}")
     smoothing = getattr(config.criterion, "label_smoothing", 0.0)
     if not 0 <= smoothing < 1:
         raise ConfigError(f"criterion.label_smoothing must be in 0 … 1, but not 1, got {smoothing}")
