@@ -4,13 +4,9 @@ The plugin also loads upstream's files directly; converting them just gives all 
 layout cannot express is an error, and so is a parameter that the model does not have.
 """
 
-import math
 from argparse import Namespace
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from lightconv_plugin.checkpoints.layouts import (
     architecture_in,
@@ -18,26 +14,21 @@ from lightconv_plugin.checkpoints.layouts import (
     layout_of,
     options_in,
     our_state,
-    parameter_order,
     read_model,
     state_in,
 )
 from lightconv_plugin.checkpoints.loading import load_model_checkpoint, search_settings
+from lightconv_plugin.checkpoints.optimizer_order import CannotReorder, parameter_order, reorder
 from lightconv_plugin.checkpoints.to_fairseq import command_line, fairseq_checkpoint
 from lightconv_plugin.checkpoints.untrusted import shown
 from lightconv_plugin.errors import InputError
 from lightconv_plugin.models.architectures import use_registered_architecture
 
-Order = Sequence[tuple[str | None, tuple[int, ...]]]
 # {what is said: entries of extra_state}
 _DROPPED = {
     "the exponential moving average of the parameters is dropped: it is in the old layout": ("ema", "ema_fp32_params"),
     "the meters of its training are dropped: not every fairseq has their classes": ("train_meters",),
 }
-
-
-class CannotReorder(Exception):
-    """Why an optimizer state cannot be kept; the text completes the message 'dropped: …'."""
 
 
 def convert(source: Path, layout: str) -> tuple[dict, list[str]]:
@@ -74,10 +65,9 @@ def convert(source: Path, layout: str) -> tuple[dict, list[str]]:
         said.append("the task translation_fast becomes translation, without its options")
     converted |= _container(state, layout, name, options)
     if state.get("last_optimizer_state"):
+        source_order, order = (parameter_order(name, model.module.named_parameters()) for name in (present, layout))
         try:
-            converted["last_optimizer_state"] = reorder(
-                state["last_optimizer_state"], parameter_order(present, model), parameter_order(layout, model)
-            )
+            converted["last_optimizer_state"] = reorder(state["last_optimizer_state"], source_order, order)
             said.append("the optimizer state is kept")
         except CannotReorder as error:
             converted["last_optimizer_state"] = None
@@ -149,58 +139,4 @@ def _flat(cfg: dict) -> dict[str, Any]:
             if chosen is not None:
                 out[name] = chosen  # task, criterion, optimizer, lr_scheduler …
     out.pop("model", None)
-    return out
-
-
-def reorder(optimizer: dict, source: Order, target: Order) -> dict:
-    """Reorder an optimizer state, whose entries follow the order of the parameters, for another parameter order.
-
-    The state has one entry per parameter or, with fairseq's --fp16, one for all parameters concatenated. Parameters
-    that only the target has start without a state. An order is a list of (name, shape); the name is None for a
-    parameter without a counterpart.
-
-    Raises CannotReorder if the state has neither form.
-    """
-    groups, entries = (optimizer.get(k) if isinstance(optimizer, dict) else None for k in ("param_groups", "state"))
-    if not isinstance(entries, dict) or not isinstance(groups, list) or len(groups) != 1:
-        raise CannotReorder("it does not belong to one optimizer over one group of parameters")
-    parameters = groups[0].get("params") if isinstance(groups[0], dict) else None
-    if not isinstance(parameters, list) or not all(isinstance(entry, dict) for entry in entries.values()):
-        raise CannotReorder("its parameters are not listed as torch's optimizers do")
-    number = len(parameters)
-    if number == len(source):
-        entries, count = _by_entry(entries, source, target), len(target)
-    elif number == 1:
-        entries, count = _in_a_row(entries, source, target), 1
-    else:
-        raise CannotReorder(f"it has {number} parameters, the model {len(source)}")
-    return {**optimizer, "state": entries, "param_groups": [{**groups[0], "params": list(range(count))}]}
-
-
-def _by_entry(entries: dict, source: Order, target: Order) -> dict:
-    by_name = {}
-    for index, (name, shape) in enumerate(source):
-        entry = entries.get(index, {})
-        for key, value in entry.items():
-            if getattr(value, "ndim", 0) and tuple(value.shape) != shape:
-                raise CannotReorder(f"its {key} of {name} has shape {tuple(value.shape)}, the parameter {shape}")
-        if name is not None and entry:
-            by_name[name] = entry
-    return {index: by_name[name] for index, (name, _) in enumerate(target) if name in by_name}
-
-
-def _in_a_row(entries: dict, source: Order, target: Order) -> dict:
-    sizes = [math.prod(shape) for _, shape in source]
-    out = {}
-    for index, entry in entries.items():
-        out[index] = dict(entry)
-        for key, value in entry.items():
-            if not getattr(value, "ndim", 0):
-                continue  # the step
-            if tuple(value.shape) != (sum(sizes),):
-                raise CannotReorder(f"its {key} has shape {tuple(value.shape)}, the model {sum(sizes)} parameters")
-            parts = {name: part for (name, _), part in zip(source, value.split(sizes), strict=True) if name}
-            out[index][key] = torch.cat(
-                [parts[name] if name else value.new_zeros(math.prod(shape)) for name, shape in target]
-            )
     return out

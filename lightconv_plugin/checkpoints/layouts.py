@@ -310,25 +310,6 @@ def state_in(layout: str, model: Model, ours: Mapping[str, Any]) -> dict[str, An
     return out
 
 
-def parameter_order(layout: str, model: Model) -> list[tuple[str | None, tuple[int, ...]]]:
-    """(our name, shape) of a model's parameters, in the order of a layout's code, as used by optimizer states.
-
-    The name is None for a parameter that we do not have.
-    """
-    order: list[tuple[str | None, tuple[int, ...]]] = []
-    for name, parameter in model.module.named_parameters():
-        if layout == "fairseq" and name.endswith(DYNAMIC_WEIGHT):
-            order.append((None, (1, 1, parameter.shape[1])))
-        order.append((name, tuple(parameter.shape)))
-    output = next((entry for entry in order if entry[0] == "decoder.output_projection.weight"), None)
-    if output and layout in ("fairseq-0.12.2", "talk"):
-        # There it is a parameter of the decoder itself, and a module's own parameters come before its submodules'.
-        order.remove(output)
-        first = next(i for i, (name, _) in enumerate(order) if name and name.startswith("decoder."))
-        order.insert(first, output)
-    return order
-
-
 def architecture_in(layout: str, model: Model) -> str:
     """The name of the architecture in a layout: the same preset if there is one, otherwise the family's base."""
     if layout == "plugin":

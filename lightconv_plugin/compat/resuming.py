@@ -2,14 +2,18 @@
 
 import functools
 import inspect
+import itertools
 import logging
 import math
+import re
 import time
 import types
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 
+from lightconv_plugin.checkpoints.optimizer_order import CannotReorder, parameter_order, reorder
 from lightconv_plugin.compat.optimizing import as_parameters
 from lightconv_plugin.compat.registry import patch
 
@@ -118,8 +122,8 @@ def resumed_place() -> None:
 def optimizer_state() -> None:
     """fairseq counts the parameters of a saved optimizer but does not check that they are those of the model.
 
-    If they are in another order, as in a training started with fairseq 0.12.2, the first update fails with a misleading
-    error ("The size of tensor a (24) must match"), or moments of the same shape are assigned to the wrong parameters.
+    If they are others, or in another order, the first update fails with a misleading error ("The size of tensor a (24)
+    must match"), or moments of the same shape are assigned to the wrong parameters.
     """
     from fairseq.optim import FairseqOptimizer
 
@@ -140,12 +144,70 @@ def optimizer_state() -> None:
                         cause = f"for other parameters: the shape of its parameter {place} is {shapes}"
         if cause is not None:
             raise ValueError(
-                f"the checkpoint's optimizer state is {cause}; use --reset-optimizer to continue without that state "
-                "(a checkpoint of fairseq's own LightConv keeps it: lightconv convert IN OUT --to plugin)"
+                f"the checkpoint's optimizer state is {cause}; use --reset-optimizer to continue without that state"
             )
         return original(self, state_dict, *args, **kwargs)
 
     FairseqOptimizer.load_state_dict = load_state_dict
+
+
+@patch(versions="all versions of fairseq")
+def optimizer_order() -> None:
+    """A training that fairseq's own LightConv began continues with the optimizer's state of other parameters.
+
+    fairseq 0.12.2 has an untied output before the decoder's other parameters, and later versions have in each dynamic
+    convolution one that is not used. With --fp16 all are in one row, whose length is the same in any order. With this
+    patch the state is put into the model's order when the checkpoint is read.
+    """
+    from fairseq import checkpoint_utils
+    from fairseq.trainer import Trainer
+
+    original = Trainer.load_checkpoint
+
+    @functools.wraps(original)
+    def load_checkpoint(self: Any, filename: str, reset_optimizer: bool = False, *args: Any, **kwargs: Any) -> Any:
+        read = checkpoint_utils.load_checkpoint_to_cpu
+
+        def load_checkpoint_to_cpu(*args: Any, **kwargs: Any) -> dict[str, Any]:
+            state = read(*args, **kwargs)
+            if state.get("last_optimizer_state") and not reset_optimizer:
+                # `self.model` would wrap the model for several processes, and only the first one is here.
+                _into_order_of(itertools.chain(*(m.named_parameters() for m in (self._model, self._criterion))), state)
+            return state
+
+        checkpoint_utils.load_checkpoint_to_cpu = load_checkpoint_to_cpu  # while this trainer reads its checkpoint
+        try:
+            return original(self, filename, reset_optimizer, *args, **kwargs)
+        finally:
+            checkpoint_utils.load_checkpoint_to_cpu = read
+
+    Trainer.load_checkpoint = load_checkpoint
+
+
+def _into_order_of(parameters: Iterable[tuple[str, torch.Tensor]], state: dict[str, Any]) -> None:
+    """Put the optimizer state of a checkpoint, in place, into the order of these parameters of the model that loads it.
+
+    Raises ValueError if that is another order, and the state has another form.
+    """
+    ours = dict(parameters)
+    renamed = state["model"].keys() - ours.keys()
+    if "decoder.embed_out" in renamed:
+        layout = "fairseq-0.12.2"
+    elif any(re.fullmatch(r"\w+\.layers\.\d+\.conv\.conv_bias", name) for name in renamed):
+        layout = "fairseq"
+    else:
+        return
+    trained = [(name, parameter) for name, parameter in ours.items() if parameter.requires_grad]
+    saved_order, order = (parameter_order(name, trained) for name in (layout, "plugin"))
+    if saved_order == order:  # of another model than ours, which has another place for what is renamed
+        return
+    try:
+        state["last_optimizer_state"] = reorder(state["last_optimizer_state"], saved_order, order)
+    except CannotReorder as error:
+        raise ValueError(
+            f"the checkpoint's optimizer state is for parameters in another order, and cannot be reordered: {error}; "
+            "use --reset-optimizer to continue without that state"
+        ) from error
 
 
 @patch(versions="all versions of fairseq")

@@ -20,8 +20,11 @@ from fairseq.optim.fp16_optimizer import FP16Optimizer
 from fairseq.tasks.fairseq_task import FairseqTask, LegacyFairseqTask
 
 import lightconv_plugin.models  # noqa: F401 (the patches)
+from benchmarks import systems, trainers
+from lightconv_plugin.checkpoints.loading import safe_torch_load
 from lightconv_plugin.compat.optimizing import as_parameters
 from tests.compat.fairseq_runs import losses, train, unpatched
+from tests.models.toys import build
 
 
 def test_a_training_that_has_ended_stays_as_it_is(data, checkpoint, tmp_path):
@@ -183,7 +186,7 @@ def test_parameters_of_another_order_are_named(name):
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_another_number_of_parameters_is_named(name):
     saved = optimizer(name, (4, 3), (3,)).state_dict()
-    said = "for 2 parameters, but the model has 1; use --reset-optimizer .* own LightConv keeps it: lightconv convert"
+    said = "for 2 parameters, but the model has 1; use --reset-optimizer"
     with pytest.raises(ValueError, match=said):
         optimizer(name, (4, 3)).load_state_dict(saved)
 
@@ -195,6 +198,62 @@ def test_without_optimizer_state_another_order_fails_in_the_first_update(monkeyp
     other.load_state_dict(optimizer("adam", (4, 3), (3, 3)).state_dict())
     with pytest.raises(RuntimeError, match="must match the size"):
         other.step()
+
+
+OUTPUT, OLD_OUTPUT = "decoder.output_projection.weight", "decoder.embed_out"
+
+
+@pytest.fixture
+def trainer(monkeypatch):
+    """Makes fairseq's Trainer for a small model, which --fp16 updates in one row, here on the CPU."""
+
+    def in_a_row(cls, args, parameters, flatten=True):
+        return {None: torch.nn.Parameter(torch.cat([p.data.float().flatten() for p in parameters]))}
+
+    monkeypatch.setattr(FP16Optimizer, "build_fp32_params", classmethod(in_a_row))
+    task = systems.task(systems.dictionary(30))
+    return lambda dtype: trainers.trainer(build(task_=task), task, torch.device("cpu"), dtype)
+
+
+def written_by_0_12_2(trainer, path, rows=None):
+    """A checkpoint of its model, whose output comes before the decoder's other parameters: (its path, moments)."""
+    trainer.consolidate_optimizer()
+    trainer.save_checkpoint(str(path), {"train_iterator": {"version": 2, "epoch": 1, "iterations_in_epoch": 1}})
+    state = safe_torch_load(path)
+    state["model"][OLD_OUTPUT] = state["model"].pop(OUTPUT)
+    moments = {name: torch.rand(value.shape) for name, value in trainer.get_model().named_parameters()}
+    order = [name for name in moments if name != OUTPUT]
+    order.insert(order.index("decoder.embed_tokens.weight"), OUTPUT)
+    saved = [moments[name] for name in order]
+    if trainer.cfg.common.fp16:
+        saved = torch.cat([moment.flatten() for moment in saved]).split(rows or 10**9)
+    optimizer = state["last_optimizer_state"]
+    optimizer["state"] = {i: {"step": 3, "exp_avg": value, "exp_avg_sq": value} for i, value in enumerate(saved)}
+    optimizer["param_groups"][0]["params"] = list(optimizer["state"])
+    torch.save(state, path)
+    return str(path), moments
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_moments_stay_with_their_parameters(dtype, trainer, tmp_path):
+    """Without optimizer_order, those of --fp16 are of others after the encoder, and nothing is said."""
+    resumed = trainer(dtype)
+    path, moments = written_by_0_12_2(resumed, tmp_path / "old.pt")
+    resumed.load_checkpoint(path)
+    [group] = resumed.optimizer.optimizer.param_groups
+    found = [resumed.optimizer.optimizer.state[p]["exp_avg"] for p in group["params"]]
+    assert len(found) == (1 if dtype == "float16" else len(moments))
+    wanted = torch.cat([moment.flatten() for moment in moments.values()])
+    assert torch.equal(torch.cat([moment.flatten() for moment in found]), wanted)
+
+
+def test_moments_that_cannot_be_told_apart_are_refused(trainer, tmp_path):
+    """As in several rows, for several devices."""
+    resumed = trainer("float16")
+    path, _ = written_by_0_12_2(resumed, tmp_path / "old.pt", rows=5000)
+    with pytest.raises(ValueError, match=r"cannot be reordered: it has . parameters, .*; use --reset-optimizer"):
+        resumed.load_checkpoint(path)
+    resumed.load_checkpoint(path, reset_optimizer=True)
 
 
 # ------------------------------------------------------------------------------------------------ half precision

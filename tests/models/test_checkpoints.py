@@ -56,7 +56,7 @@ def shapes(model):
 def test_parity_with_fairseqs_own_model(options, their_task):
     """Also in the order of the parameters, by which an optimizer's saved state goes.
 
-    fairseq 0.12.2 has an untied output projection before all else: there, --reset-optimizer is needed.
+    fairseq 0.12.2 has an untied output projection before all else.
     """
     theirs = upstream_model(their_task, **options)
     ours = build("lightconv", their_task, dropout=0.0, attention_dropout=0.0, **options)
