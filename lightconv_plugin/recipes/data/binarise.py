@@ -15,16 +15,19 @@ from lightconv_plugin.progress import say
 from lightconv_plugin.recipes.data.text_pool import iter_lines
 from lightconv_plugin.text.dictionary import BOS, EOS, PAD
 
+SYMBOLS = frozenset({BOS, PAD, EOS})  # as words, they would end a sentence in fairseq, or pad it
+
 
 def check_words(texts: Iterable[Path]) -> None:
-    """CorpusError if a symbol of fairseq is a word of the texts: fairseq would end a sentence there, or pad it."""
-    symbols = {BOS, PAD, EOS}
+    """CorpusError if a symbol of fairseq is a word of the texts."""
     for path in texts:
         for number, line in enumerate(iter_lines(path), 1):
-            if "<" in line and (found := symbols.intersection(line.split())):
+            if "<" in line and (found := SYMBOLS.intersection(words := line.split())):
+                place = words.index(min(found))
+                around = " ".join(words[max(place - 4, 0) : place + 5])  # the line may have another number elsewhere
                 raise CorpusError(
-                    f"{path}, line {number}: {min(found)} is fairseq's symbol, not a word: take it out of the text, or "
-                    "write it in another way"
+                    f"{path}, line {number}: {min(found)} in {around!r} is fairseq's symbol, not a word: take it out "
+                    "of the text, or write it in another way"
                 )
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from lightconv_plugin.recipes.data.binarise import SYMBOLS
+
 
 def closest_by_bleu() -> Callable[[Sequence[str], str], int]:
     """A function that returns the index of the candidate with the highest sentence BLEU, of several the first one.
@@ -48,6 +50,8 @@ class Limits:
         """Why a pair is dropped, one of PROBLEMS; None if it is kept."""
         if not (source and target):
             return "empty"
+        if not SYMBOLS.isdisjoint(target):
+            return "symbol"
         if max(len(source), len(target)) > self.max_ratio * min(len(source), len(target)):
             return "ratio"
         # Counting takes a time that grows with the square of the length: of the source, it is rarely needed.
@@ -56,4 +60,9 @@ class Limits:
         return None
 
 
-PROBLEMS = {"empty": "without a translation", "ratio": "too different in length", "loop": "that repeat themselves"}
+PROBLEMS = {
+    "empty": "without a translation",
+    "symbol": "with a symbol of fairseq as a word",
+    "ratio": "too different in length",
+    "loop": "that repeat themselves",
+}

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from lightconv_plugin.cgroups import cores
 from lightconv_plugin.errors import CorpusError, InputError
 from lightconv_plugin.progress import say
+from lightconv_plugin.recipes.data.binarise import check_words
 from lightconv_plugin.recipes.data.options import DISTILLED, as_typed
 from lightconv_plugin.recipes.data.pairs import PairWriter, iter_pairs
 from lightconv_plugin.recipes.data.stages import Sides, Stage, run_stages
@@ -69,13 +70,15 @@ def distill(job: Job) -> Distilled:
     After an interruption, the same call resumes, and makes the same text.
 
     Raises:
-        InputError: a wrong argument, before anything is written; `out` has a text by another teacher or with other
-            options, and `force` is not set; a process was killed.
+        InputError: a wrong argument or text, before anything is written; `out` has a text by another teacher or with
+            other options, and `force` is not set; a process was killed.
     """
     source = open_source(job.data.resolve())
     named = Path(os.path.abspath(job.data))  # beside a link, not beside what it leads to
     out = (job.out or named.with_name(f"{named.name}_distilled")).resolve()
     _check_out(out, source.folder)
+    # They would end the binarisation, hours later.
+    check_words([source.train[0], *(path for path in source.other_texts() if path.parent.name == "bpe")])
     distillation = _Distillation(job, source, out)
     with job.teacher.open(source) as translator, Steps(out) as steps:
         say("\n".join([f"{translator.dtype}: {translator.dtype_reason}", *map(as_typed, translator.notes)]))

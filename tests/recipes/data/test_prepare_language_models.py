@@ -211,7 +211,7 @@ def test_a_dictionary_of_another_size_is_refused(tmp_path, quick_binarise):
 def test_symbols_of_fairseq_are_not_words_of_a_text(tmp_path, quick_binarise):
     files = miniatures.wikitext103() | {"wikitext-103/wiki.valid.tokens": b" a <unk>x <s> \n b <pad> \n"}
     place = write_zip(tmp_path / WIKITEXT103, files)
-    with pytest.raises(CorpusError, match=r"valid\.txt, line 1: <s> is fairseq's symbol, not a word"):
+    with pytest.raises(CorpusError, match=r"valid\.txt, line 1: <s> in 'a <unk>x <s>' is fairseq's symbol, not a word"):
         prepare_place(place, tmp_path / "out")
     assert not (tmp_path / "out/data-bin").exists()
 

@@ -359,7 +359,7 @@ def test_text_without_anything_to_merge(langs, texts, encoded, tmp_path):
         ({}, ("--name", "a/b"), "argument --name: must be letters, digits, . _ and -, got 'a/b'"),
         ({}, ("--tgt", "de"), "source and target language are both 'de'"),
         ({}, ("--max-len", "1"), "no training pair is left with --max-len 1"),
-        ({"train.de": "Ja </s> nein .\n" * 300}, ("--tokenizer", "none"), "train.de, line 1: </s> is fairseq's symbol"),
+        ({"train.de": "Ja </s> nein .\n" * 300}, ("--tokenizer", "none"), "train.de, line 1: </s> in 'Ja"),
     ],
 )
 def test_one_clear_line_for_what_is_wrong(text, tmp_path, monkeypatch, changes, options, message):

@@ -39,6 +39,8 @@ def test_repetitions_in_a_row(text, times):
     [
         ("a b", "", "empty"),
         ("", "a", "empty"),
+        ("a b", "c </s> d", "symbol"),
+        ("a b", "<pad>", "symbol"),
         ("a b", "c d e f", None),
         ("a b", "c d e f g", "ratio"),
         ("a b c d e", "c d", "ratio"),

@@ -285,6 +285,10 @@ def make_wrong(what: str, data: Path, teacher: Path, place: Path) -> tuple[list,
     if what == "no pieces":
         (copy / "bpe/train.de").unlink()
         return [teacher, copy], f"DATA {copy} has no bpe/train.de: run lightconv prepare again"
+    if what == "a symbol":
+        with (copy / "bpe/train.en").open("a") as file:
+            file.write("a b </s> c\n")
+        return [teacher, copy], f"{copy}/bpe/train.en, line 301: </s> in 'a b </s> c' is fairseq's symbol"
     if what == "both directions":
         (copy / "corpus.json").write_text(json.dumps({**about, "bidirectional": True}))
         return [teacher, copy], f"DATA {copy} has its training text in both directions"
@@ -312,7 +316,7 @@ def make_wrong(what: str, data: Path, teacher: Path, place: Path) -> tuple[list,
 
 
 WRONG = ("no corpus.json", "data-bin", "no pieces", "both directions", "another vocabulary", "another direction")
-WRONG = (*WRONG, "nbest", "no teacher", "itself", "a link", "another folder")
+WRONG = (*WRONG, "a symbol", "nbest", "no teacher", "itself", "a link", "another folder")
 
 
 @pytest.mark.parametrize("what", WRONG)
