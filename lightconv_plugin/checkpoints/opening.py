@@ -20,7 +20,7 @@ from omegaconf import OmegaConf
 from lightconv_plugin.checkpoints.contents import check_contents
 from lightconv_plugin.checkpoints.loading import check_checkpoint, safe_torch_load
 from lightconv_plugin.errors import EnsembleError, InputError, TranslationError
-from lightconv_plugin.models.architectures import use_registered_architecture
+from lightconv_plugin.models.architectures import check_architecture
 from lightconv_plugin.quiet import quietly
 from lightconv_plugin.text.dictionary import Dictionary
 
@@ -58,12 +58,17 @@ def read_any_checkpoint(path: Path) -> dict[str, Any]:
             check_contents(path, content)
         except InputError as wrong:
             raise TranslationError(str(wrong)) from error
+        if isinstance(error, InputError):
+            raise TranslationError(f"{path}: {error}") from error
         raise TranslationError(
             f"{path} is not a checkpoint of fairseq: {type(error).__name__}: {' '.join(str(error).split())[:300]}"
         ) from error
     if not isinstance(state.get("model"), dict) or not (state.get("cfg") or state.get("args")):
         raise TranslationError(f"{path} is not a checkpoint of fairseq: it has no parameters or no settings")
-    use_registered_architecture(state)
+    try:
+        check_architecture(state)
+    except InputError as error:
+        raise TranslationError(f"{path}: {error}") from error
     return state
 
 

@@ -88,6 +88,30 @@ def pretrained_embeddings() -> None:
 
 
 @patch(versions="all versions of fairseq")
+def own_architectures() -> None:
+    """fairseq cannot open a checkpoint whose architecture is registered by code that is not imported.
+
+    If the checkpoint is from before 2021, all that it says is `KeyError`. With this patch, one with the options of
+    LightConv is opened as one of this package's architectures, and an old one of another model is refused by its name.
+    """
+    from fairseq import checkpoint_utils
+
+    original = checkpoint_utils._upgrade_state_dict
+
+    def _upgrade_state_dict(state: dict[str, Any]) -> dict[str, Any]:
+        from lightconv_plugin.models import architectures  # it registers them, after the patches
+
+        architectures.use_registered_architecture(state)
+        try:
+            return original(state)
+        except KeyError:
+            architectures.check_architecture(state)
+            raise
+
+    checkpoint_utils._upgrade_state_dict = _upgrade_state_dict
+
+
+@patch(versions="all versions of fairseq")
 def released_models() -> None:
     """from_pretrained(NAME) unpacks the archive of a released model wherever its members lead, and never resumes.
 

@@ -17,6 +17,7 @@ from fairseq.models import register_model, register_model_architecture
 from hydra.core.config_store import ConfigNode, ConfigStore
 from omegaconf import OmegaConf
 
+from lightconv_plugin.errors import InputError
 from lightconv_plugin.mixers import FAMILIES, MIXERS, UPSTREAM_FAMILY, WU
 from lightconv_plugin.models.config import ConvTransformerConfig
 from lightconv_plugin.models.encoder_decoder import ConvTransformerModel
@@ -98,6 +99,18 @@ ARCHITECTURES = {
 LANGUAGE_MODELS = language_model_architectures()
 
 
+def _unregistered(state: Mapping) -> Iterator[tuple[str, MutableMapping]]:
+    """The name of the architecture in a checkpoint's settings, and the settings, unless it is registered."""
+    known = fairseq_models.ARCH_MODEL_REGISTRY.keys() | fairseq_models.MODEL_DATACLASS_REGISTRY.keys()
+    for settings in (state.get("cfg") or {}).get("model"), state.get("args"):
+        options = vars(settings) if isinstance(settings, Namespace) else settings
+        if not isinstance(options, MutableMapping):
+            continue
+        name = options.get("_name") or options.get("arch")
+        if isinstance(name, str) and name not in known:
+            yield name, options
+
+
 def use_registered_architecture(state: Mapping) -> None:
     """Rename the architecture in a checkpoint's settings, in place, if nobody has registered it in this process.
 
@@ -105,16 +118,19 @@ def use_registered_architecture(state: Mapping) -> None:
     architecture with the same options builds it. Settings of other models are left alone.
     """
     encoder = any(str(name).startswith("encoder.") for name in state.get("model") or ())
-    for settings in (state.get("cfg") or {}).get("model"), state.get("args"):
-        options = vars(settings) if isinstance(settings, Namespace) else settings
-        if not isinstance(options, MutableMapping):
-            continue
-        name = options.get("_name") or options.get("arch")
-        if not isinstance(name, str) or name in fairseq_models.ARCH_MODEL_REGISTRY:
-            continue
+    for _, options in _unregistered(state):
         if "decoder_kernel_size_list" in options:
             ours = "dynamicconv" if encoder else "dynamicconv_lm"
             options.update({key: ours for key in ("_name", "arch") if key in options})
+
+
+def check_architecture(state: Mapping) -> None:
+    """Raise InputError if nobody has registered the architecture in a checkpoint's settings in this process."""
+    for name, _ in _unregistered(state):
+        raise InputError(
+            f"its architecture {name} is not registered: the code that registers it must be imported, in fairseq's "
+            "commands by --user-dir, in Python before lightconv_plugin opens the checkpoint"
+        )
 
 
 def _config_class(name: str, options: Mapping, base: type) -> type:

@@ -9,6 +9,9 @@ import torch
 pytest.importorskip("fairseq", reason="fairseq is not installed")
 
 import lightconv_plugin.models  # noqa: F401 (the patches)
+from lightconv_plugin.checkpoints.loading import safe_torch_load
+from lightconv_plugin.checkpoints.opening import read_any_checkpoint
+from lightconv_plugin.errors import TranslationError
 
 
 def test_a_checkpoint_that_runs_a_command_is_refused(tmp_path):
@@ -33,6 +36,18 @@ def test_a_checkpoint_that_runs_a_command_is_refused(tmp_path):
         with pytest.raises(Exception, match="Weights only load failed"):
             checkpoint_utils.load_checkpoint_to_cpu(str(path))
         assert not trace.exists()
+
+
+@pytest.mark.parametrize("old", [False, True], ids=["cfg", "args"])
+def test_own_architectures_that_are_not_imported_are_named(old, checkpoint, old_checkpoint, tmp_path):
+    """Here one of fairseq's Transformer. Without the patch, the old one is a KeyError."""
+    state = safe_torch_load(old_checkpoint if old else checkpoint)
+    settings = state["args"] if old else state["cfg"]["model"]
+    settings.arch = settings._name = "somebodys_own"
+    state["extra_state"].pop("train_meters", None)  # of classes that torch.save takes from the fairseq of today
+    torch.save(state, tmp_path / "own.pt")
+    with pytest.raises(TranslationError, match=r"own\.pt: its architecture somebodys_own is not registered: the code"):
+        read_any_checkpoint(tmp_path / "own.pt")
 
 
 def test_released_models_of_every_name_come_from_our_cache(monkeypatch):

@@ -143,15 +143,17 @@ def opened_as_of_2019(folder, state, **arguments):
     return model.eval()
 
 
+@pytest.mark.parametrize("architecture", ["lightconv_iwslt_de_en", "somebodys_own"])
 @torch.no_grad()
-def test_a_whole_file_of_2019_loads_like_any_checkpoint(tmp_path):
+def test_a_whole_file_of_2019_loads_like_any_checkpoint(architecture, tmp_path):
+    """Also if the code that registers its architecture is not imported."""
     convolutions = {"encoder_conv_type": "dynamic", "decoder_conv_type": "dynamic", "weight_softmax": True}
     theirs = upstream_model(task(dictionary(30)), **convolutions)
     dropout = {"dropout": 0.3, "attention_dropout": 0.1, "weight_dropout": 0.1, "input_dropout": 0.0}
     positions = {"max_source_positions": 1024, "max_target_positions": 1024, "left_pad_source": "True"}
     given = {"encoder_glu": True, "decoder_glu": True, **convolutions, **dropout, **positions}
     state = released_2019(theirs.state_dict(), tied=False)
-    ours = opened_as_of_2019(tmp_path, state, arch="lightconv_iwslt_de_en", **given)
+    ours = opened_as_of_2019(tmp_path, state, arch=architecture, **given)
     assert type(ours).__module__.startswith("lightconv_plugin.")
     inputs = batch((12, 9, 7), (9, 9, 9))
     torch.testing.assert_close(ours(*inputs)[0], theirs(*inputs)[0], atol=1e-5, rtol=1e-5)
