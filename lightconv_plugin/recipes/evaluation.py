@@ -19,7 +19,16 @@ from lightconv_plugin.files import atomic_write, check_writable, read_lines
 from lightconv_plugin.generation import fairseq_generate
 from lightconv_plugin.progress import say
 from lightconv_plugin.scoring.generate_log import FAIRSEQS, parse_gen_log
-from lightconv_plugin.scoring.measuring import Languages, Measuring, Scored, languages_of, score, stem_of, with_facts
+from lightconv_plugin.scoring.measuring import (
+    Languages,
+    Measuring,
+    Scored,
+    check_not_raw,
+    languages_of,
+    score,
+    stem_of,
+    with_facts,
+)
 from lightconv_plugin.scoring.perplexity import (
     batches,
     parse_eval_lm_log,
@@ -189,6 +198,7 @@ def pieces_ending_in(end: str, data: Path, subset: str) -> int:
 
 def check_data(data: Path, subset: str) -> None:
     """Raise InputError if a language model's data folder lacks the dictionary or the subset."""
+    check_not_raw(data, subset)
     for path, what in ((data / "dict.txt", "a dictionary"), (data / f"{subset}.idx", "a subset")):
         if not path.is_file():
             raise InputError(f"{path} is missing: expected a folder of binarised data for language models, with {what}")

@@ -200,6 +200,15 @@ def with_facts(scored: Scored, facts: Mapping[str, float | str | None]) -> Score
     )
 
 
+def check_not_raw(data: Path, subset: str) -> None:
+    """Raise InputError if a folder has a subset only as the raw text of fairseq-preprocess --dataset-impl raw."""
+    raw = re.compile(re.escape(subset) + r"\.([^.-]+)-([^.-]+)(\.(\1|\2))?")  # of one language: train.None-None
+    names = [path.name for path in data.glob("*")]
+    binary = any(name.startswith(f"{subset}.") and name.endswith(".idx") for name in names)
+    if not binary and any(map(raw.fullmatch, names)):
+        raise InputError(f"{data} has {subset} as raw text: make binary data without --dataset-impl raw")
+
+
 def languages_of(
     data: Path, subset: str, languages: Languages = (None, None), likely: str | None = None
 ) -> tuple[str, str]:
@@ -219,9 +228,7 @@ def languages_of(
         if match := re.fullmatch(r"(.+)\.([^.-]+)-([^.-]+)\.[^.]+\.idx", path.name):
             directions.setdefault(match[1], set()).add((match[2], match[3]))
     if subset not in directions:
-        raw = re.compile(re.escape(subset) + r"\.([^.-]+)-([^.-]+)\.(\1|\2)")
-        if any(raw.fullmatch(path.name) for path in data.iterdir()):
-            raise InputError(f"{data} has {subset} as raw text: make binary data without --dataset-impl raw")
+        check_not_raw(data, subset)
         raise InputError(f"{data} has no subset {subset}; it has {', '.join(sorted(directions)) or 'none'}")
 
     def fitting(pairs: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:

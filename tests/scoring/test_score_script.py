@@ -10,6 +10,7 @@ import torch
 
 from lightconv_plugin.cli import main
 from lightconv_plugin.errors import InputError
+from lightconv_plugin.recipes.evaluation import check_data
 from lightconv_plugin.scoring.measuring import languages_of
 
 pytest.importorskip("fairseq")
@@ -258,3 +259,7 @@ def test_raw_text_is_not_called_a_missing_subset(tmp_path):
         languages_of(tmp_path, "valid")
     with pytest.raises(InputError, match="has test as raw text: make binary data without --dataset-impl raw"):
         languages_of(tmp_path, "test")
+    (tmp_path / "dict.txt").touch()
+    (tmp_path / "train.None-None").write_text("a\n")
+    with pytest.raises(InputError, match="has train as raw text"):  # of a language model
+        check_data(tmp_path, "train")

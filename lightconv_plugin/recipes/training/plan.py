@@ -31,6 +31,7 @@ from lightconv_plugin.recipes.training.overrides import (
     replaced,
     setting,
 )
+from lightconv_plugin.scoring.measuring import check_not_raw
 
 # fairseq's groups. hydra takes a file with such a name for that group and rejects all other groups in it.
 GROUPS = (
@@ -104,9 +105,12 @@ def plan(
     folders = [(base / place).resolve() for place in places.split(":")]  # fairseq uses several in turn, by epoch
     base, place = value_of("checkpoint.save_dir")
     save_dir = (base / place).resolve()
+    subset = setting(config, given, "dataset.train_subset") or "train"
     for data in folders:
         if not data.is_dir():
             raise ValueError(f"no folder {data} with binarised data: prepare it first, or give task.data=DATA-BIN")
+        if setting(config, given, "dataset.dataset_impl") != "raw":
+            check_not_raw(data, subset)
         check_data(data)
     result += for_hydra(config, [f"task.data={quote(':'.join(map(str, folders)))}"])
     result.append(f"checkpoint.save_dir={quote(save_dir)}")
@@ -121,7 +125,6 @@ def plan(
         result += told
         largest, configured = batch.divided()[0], whole_number(MAX_TOKENS, get(config, MAX_TOKENS))
         if largest < configured:
-            subset = setting(config, given, "dataset.train_subset") or "train"
             languages = {setting(config, given, f"task.{side}_lang") for side in ("source", "target")}
             counts = [count_longer(folder, subset, languages, largest, configured) for folder in folders]
             _say_what_is_left_out(counts, largest)

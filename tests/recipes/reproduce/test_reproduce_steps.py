@@ -507,3 +507,7 @@ def test_missing_data_are_named_and_how_they_are_made(world, monkeypatch):
         world.row(prepare=False)
     with pytest.raises(InputError, match=f"the comment in {re.escape(str(world.config))} says how it is made"):
         world.row()
+    (world.path / "data/data-bin").mkdir(parents=True, exist_ok=True)
+    (world.path / "data/data-bin/train.en-de.en").touch()
+    with pytest.raises(InputError, match="has train as raw text: make binary data"):
+        world.row(prepare=False)

@@ -10,6 +10,7 @@ import torch
 import yaml
 
 from lightconv_plugin import allocator
+from lightconv_plugin.errors import InputError
 from lightconv_plugin.ops import instructions
 from lightconv_plugin.paths import find_config, package_dir
 from lightconv_plugin.recipes.training import run
@@ -271,6 +272,15 @@ def test_missing_data_and_settings_are_named(config, tmp_path):
     del config["checkpoint"]
     with pytest.raises(ValueError, match=r"no checkpoint\.save_dir: add it"):
         plan(config, [], 1, tmp_path / "root", tmp_path)
+
+
+def test_raw_text_is_trained_on_if_that_is_asked_for(config, tmp_path):
+    (tmp_path / "raw").mkdir()
+    (tmp_path / "raw/train.de-en.de").touch()
+    overrides = ["task.data=raw"]
+    with pytest.raises(InputError, match=r"raw has train as raw text: make binary data without --dataset-impl raw"):
+        plan(config, overrides, 1, tmp_path, tmp_path)
+    plan(config, [*overrides, "dataset.dataset_impl=raw"], 1, tmp_path, tmp_path)
 
 
 @pytest.mark.parametrize("text", ["/plain", "/with space", "/a'b", "/a,b=c", "/{x}[y]:z", "/ümlaut"])
