@@ -43,8 +43,8 @@ def add_parser(commands) -> None:
     parser = commands.add_parser(
         "build",
         description="Compiles the CPU and CUDA kernels into the cache (TORCH_EXTENSIONS_DIR), from where they are "
-        "loaded at first use, and prints their paths. Libraries that are up to date are not built again. "
-        "Exit status 1, with the cause and the path of the log, if a library cannot be built, "
+        "loaded at first use, and prints their paths. Libraries that are up to date and can be loaded are not built "
+        "again. Exit status 1, with the cause and the path of the log, if a library cannot be built, "
         "of the CUDA kernels only if cuda, --cuda-arch or TORCH_CUDA_ARCH_LIST asks for them.",
     )
     parser.add_argument(

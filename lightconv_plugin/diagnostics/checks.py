@@ -344,19 +344,20 @@ def _backend(report: DoctorReport, kind: str) -> bool:
         report.add(FAILURE, name, str(error), known or _remedy(str(error), REPORT_IT))
         return False
     report.values["backends"][kind] = {"backend": decided.backend}
+    status, failed, remedy = OK, "", ""
     if decided.error is not None:
         # The operators work, only slowly. A problem that only the user can fix is not a failure of this installation.
-        status = WARNING if decided.error.remedy else FAILURE
-        log = f" (log: {decided.error.log})" if decided.error.log else ""
-        report.add(status, name, f"reference: {decided.error.cause}{log}", decided.error.remedy or REPORT_IT)
-    elif decided.library is None:
-        report.add(INFO, name, f"reference ({decided.reason})")
+        status, remedy = (WARNING, decided.error.remedy) if decided.error.remedy else (FAILURE, REPORT_IT)
+        failed = decided.error.cause + (f" (log: {decided.error.log})" if decided.error.log else "")
+    if decided.library is None:
+        report.add(status if failed else INFO, name, f"reference: {failed or decided.reason}", remedy)
     else:
         about = artifacts.information(decided.library)
         report.values["backends"][kind] |= {"library": str(decided.library), **about}
         target = about.get("capability") or ";".join(about.get("architectures", []))
         built = f"compiled {about.get('built')} for {target} in {about.get('seconds')} s"
-        report.add(OK, name, f"{decided.backend}, {built}: {decided.library}")
+        slower = f"; those for this CPU, which are faster, fail: {failed}" if failed else ""
+        report.add(status, name, f"{decided.backend}, {built}: {decided.library}{slower}", remedy)
         report.add(INFO, f"flags of the {kind} kernels", " ".join(about.get("flags", [])), detail_only=True)
         if kind == "cpu":
             report.add(INFO, "allocator", _allocator())

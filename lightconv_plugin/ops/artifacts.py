@@ -98,6 +98,11 @@ class BuildRecipe:
         return [_name_of(path, self.root) for path in self.sources]
 
     @property
+    def runs_here(self) -> bool:
+        """Whether loading the library is safe: instructions that this CPU lacks could end the process."""
+        return self.kind != "cpu" or self.simd in instructions.runnable()
+
+    @property
     def folder(self) -> Path:
         """Where the library is built."""
         return cache_folder() / self.library / self.name

@@ -55,7 +55,10 @@ _decided: dict[str, Decision] = {}
 
 @dataclass(frozen=True)
 class Decision:
-    """The backend of a device type, and the reason if it is the reference (`error` if native code failed)."""
+    """The backend of a device type, and the reason if it is the reference.
+
+    `error`: why there are no native kernels, or with a `library` only kernels for fewer instructions than this CPU has.
+    """
 
     backend: str
     library: Path | None = None
@@ -121,36 +124,38 @@ def _decide(device_type: str, forced: str) -> Decision:
         decided = Decision("reference", reason=f"there are no native kernels for {device_type} tensors")
     else:
         try:
-            decided = Decision(device_type, _load(device_type))
+            decided = _load(device_type)
         except NativeError as error:
             reason = f"the {device_type.upper()} kernels cannot be used: {error}"
             decided = Decision("reference", reason=reason, error=error)
             if forced == "auto":
                 # Not with `warnings`: a filter could hide it, or turn it into an exception.
                 _logger.warning("%s. Falling back to the reference, which is slower", reason)
-    why = f" ({decided.library or decided.reason})" if decided.error is None else ""
+    why = f" ({decided.library or decided.reason})" if decided.library or decided.error is None else ""
     _logger.debug("operators on %s tensors: backend %s%s", device_type, decided.backend, why)
     return decided
 
 
-def _load(kind: str) -> Path:
-    """Register the native kernels with torch's dispatcher; returns the library's path."""
+def _load(kind: str) -> Decision:
+    """Register the native kernels with torch's dispatcher."""
     if kind == "cpu":
         allocator.users_choice()  # once the kernels are registered, an unknown value would stop the first call only
     if kind == "cuda" and not torch.cuda.is_available():
         raise NativeError("torch sees no CUDA device")
     unusable: dict[Path, str] = {}
-    library = _opened(artifacts.find_all(kind), unusable) or _build_or_lesser(kind, unusable)
+    error: NativeError | None = None
+    if (library := opened(artifacts.find_all(kind), unusable)) is None:
+        library, error = _build_or_lesser(kind, unusable)
     wanted = OPERATORS + (CPU_OPERATORS if kind == "cpu" else CUDA_OPERATORS)
     missing = [name for name in wanted if not has_kernel(name, kind)]
     if missing:
         raise NativeError(f"{library} has no kernel for {', '.join(missing)}", log=library.with_name("build.log"))
     if kind == "cpu":
         allocator.keep_freed_memory()
-    return library
+    return Decision(kind, library, error=error)
 
 
-def _opened(libraries: Iterable[Path], unusable: dict[Path, str]) -> Path | None:
+def opened(libraries: Iterable[Path], unusable: dict[Path, str]) -> Path | None:
     """Load the first library that this system can load; why it cannot load one goes into `unusable`."""
     for library in libraries:
         try:
@@ -162,8 +167,10 @@ def _opened(libraries: Iterable[Path], unusable: dict[Path, str]) -> Path | None
     return None
 
 
-def _build_or_lesser(kind: str, unusable: dict[Path, str]) -> Path:
+def _build_or_lesser(kind: str, unusable: dict[Path, str]) -> tuple[Path, NativeError | None]:
     """Build the library and load it; if that fails, load a finished one with fewer instructions, such as the package's.
+
+    Returns it, with the failure if it is such a lesser one.
 
     Those that are `unusable` already, built on a system with a newer C library perhaps, are no reason not to build.
     """
@@ -175,15 +182,15 @@ def _build_or_lesser(kind: str, unusable: dict[Path, str]) -> Path:
     except NativeError as error:
         if causes and not noexec:
             error = NativeError("; nor compile it: ".join([causes[0], error.cause]), error.remedy, error.log)
-        lesser = _opened(artifacts.find_lesser(), unusable) if kind == "cpu" else None
+        lesser = opened(artifacts.find_lesser(), unusable) if kind == "cpu" else None
         if lesser is None:
             raise error
         target = artifacts.information(lesser).get("capability")
         _logger.warning("using the CPU kernels for %s, which are slower: those for this CPU fail: %s", target, error)
-        return lesser
-    if _opened([library], unusable) is None:
+        return lesser, error
+    if opened([library], unusable) is None:
         raise NativeError(f"cannot load {library}: {unusable[library]}", log=library.with_name("build.log"))
-    return library
+    return library, None
 
 
 def _build(kind: str, unusable: Collection[Path], causes: Iterable[str]) -> Path:

@@ -28,7 +28,7 @@ from pathlib import Path
 import torch
 
 from lightconv_plugin.files import NO_LOCKS, locked
-from lightconv_plugin.ops import artifacts, instructions
+from lightconv_plugin.ops import artifacts
 from lightconv_plugin.ops.artifacts import BuildRecipe, NativeError
 
 _RUN = "import runpy, sys; runpy.run_path(sys.argv[1], run_name='__main__')"
@@ -163,8 +163,12 @@ def _environment(recipe: BuildRecipe) -> dict[str, str]:
     if recipe.kind == "cuda":
         environment["CUDA_HOME"] = str(toolkit()[0])
     environment["PATH"] = os.pathsep.join([environment.get("PATH", os.defpath), str(_ninja().parent)])
-    environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path and os.path.exists(path))
-    return environment
+    return environment | same_modules()
+
+
+def same_modules() -> dict[str, str]:
+    """What gives another process of this Python the same modules, in its environment."""
+    return {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path and os.path.exists(path))}
 
 
 def _compiler() -> str:
@@ -273,13 +277,11 @@ def _run(recipe: BuildRecipe, folder: Path, environment: dict[str, str], progres
         "with_cuda": recipe.kind == "cuda",
         "build_directory": str(folder),
     }
-    # Loading it finds missing symbols, but instructions that this CPU lacks could end the process.
-    load = recipe.kind != "cpu" or recipe.simd in instructions.runnable()
     script = str(Path(__file__).with_name("compile_worker.py"))
     log, seen = folder / "build.log", 0
     with log.open("wb") as file:
         process = subprocess.Popen(
-            [sys.executable, "-c", _RUN, script, json.dumps(arguments), json.dumps(load)],
+            [sys.executable, "-c", _RUN, script, json.dumps(arguments), json.dumps(recipe.runs_here)],
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=subprocess.STDOUT,

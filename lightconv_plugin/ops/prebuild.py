@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -9,6 +12,16 @@ from pathlib import Path
 
 from lightconv_plugin.ops import artifacts, compilation, instructions
 from lightconv_plugin.ops.artifacts import BuildRecipe, NativeError
+
+_LOAD = """
+import sys
+from pathlib import Path
+from lightconv_plugin.ops import backends
+
+unusable = {}
+backends.opened([Path(sys.argv[1])], unusable)
+sys.exit(", ".join(unusable.values()) or None)
+"""
 
 
 @dataclass(frozen=True)
@@ -70,13 +83,10 @@ def _cpu_recipes(portable: bool) -> list[BuildRecipe]:
 
 def _cuda_recipe(architectures: tuple[str, ...] | None) -> BuildRecipe:
     try:
-        recipe = artifacts.recipe("cuda", architectures or artifacts.chosen_architectures())
+        return artifacts.recipe("cuda", architectures or artifacts.chosen_architectures())
     except NativeError:
         compilation.toolkit()  # a missing toolkit is a better explanation than a missing GPU
         raise
-    if not any(artifacts.finished(recipe)):
-        compilation.toolkit()
-    return recipe
 
 
 def _build(recipe: BuildRecipe, say: Callable[[str], None]) -> Outcome:
@@ -89,10 +99,34 @@ def _build(recipe: BuildRecipe, say: Callable[[str], None]) -> Outcome:
 
     targets = recipe.architectures or ((recipe.simd,) if recipe.simd else ())
     target = f" for {';'.join(targets)}" if targets else ""
+    unusable = _unusable(recipe)
+    for path, cause in unusable.items():
+        say(f"{recipe.kind}: cannot load {path}: {cause}")
     library = compilation.build(
         recipe,
         started=lambda: tell(f"compiling {len(recipe.sources)} files{target}"),
         waiting=lambda: tell("waiting for another process that is compiling it"),
         progress=tell,
+        unusable=unusable,
     )
     return Outcome(recipe.kind, library, time.perf_counter() - began if worked else None)
+
+
+def _unusable(recipe: BuildRecipe) -> dict[Path, str]:
+    """Why those of the finished libraries that come before the first good one cannot be loaded.
+
+    Each is loaded in another process: a damaged one may kill it, and one for other instructions would take the place
+    of what is loaded here.
+    """
+    unusable: dict[Path, str] = {}
+    for library in artifacts.finished(recipe) if recipe.runs_here else ():
+        command = [sys.executable, "-c", _LOAD, str(library)]
+        environment = {**os.environ, **compilation.same_modules()}
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", env=environment
+        )
+        if done.returncode == 0:
+            break
+        said = done.stderr.splitlines() if done.returncode > 0 else []  # a signal leaves no message
+        unusable[library] = said[-1] if said else f"the process that loads it ends with status {done.returncode}"
+    return unusable

@@ -1,5 +1,8 @@
 """`lightconv build`: what is built, what it says, and how it fails."""
 
+import ctypes
+import os
+
 import pytest
 import torch
 
@@ -13,13 +16,9 @@ def built(plain, monkeypatch):
     """A machine with CUDA where nothing is really compiled: the recipes that were to be."""
     recipes = []
 
-    def build(recipe, **callbacks):
-        recipes.append(recipe)
-        return recipe.folder / recipe.file
-
     (plain.sources / "toy.cu").touch()
     monkeypatch.setitem(artifacts.SOURCES, "cuda", plain.sources)
-    monkeypatch.setattr(compilation, "build", build)
+    monkeypatch.setattr(compilation, "_compile", lambda recipe, *how: recipes.append(recipe))
     monkeypatch.setattr(compilation, "toolkit", lambda: (plain.folder, "13.0"))
     monkeypatch.setattr(artifacts, "capabilities", lambda: [(9, 0)])
     monkeypatch.delenv("TORCH_CUDA_ARCH_LIST", raising=False)
@@ -35,6 +34,40 @@ def test_the_library_its_path_and_the_time(plain, capsys):
     assert err == f"cpu: compiling 1 files{target}\ncpu: 1/2 toy.o\ncpu: 2/2 lightconv_cpu.so\n"
     assert main.main(["build", "cpu"]) == 0
     assert capsys.readouterr() == (f"cpu: {path} (already built)\n", "")
+
+
+def test_a_library_that_cannot_be_loaded_is_built_again(plain, capsys):
+    assert main.main(["build", "cpu"]) == 0
+    path = artifacts.find("cpu")
+    path.write_bytes(bytes(path.stat().st_size))
+    capsys.readouterr()
+    assert main.main(["build", "cpu"]) == 0
+    out, err = capsys.readouterr()
+    assert out.startswith(f"cpu: {path} (") and out.endswith(" s)\n")
+    assert err.startswith(f"cpu: cannot load {path}: {path}: ") and "\ncpu: compiling 1 files" in err
+    assert ctypes.CDLL(str(path)).lightconv_answer() == 42
+
+
+def test_a_library_that_kills_who_loads_it_is_built_again(plain, capsys):
+    assert main.main(["build", "cpu"]) == 0
+    path = artifacts.find("cpu")
+    os.truncate(path, path.stat().st_size // 2)
+    path.with_name("build.json").unlink()  # as from versions that did not record the size
+    capsys.readouterr()
+    assert main.main(["build", "cpu"]) == 0
+    assert f"cpu: cannot load {path}: the process that loads it ends with status -" in capsys.readouterr().err
+    assert ctypes.CDLL(str(path)).lightconv_answer() == 42
+
+
+def test_a_library_that_can_be_neither_loaded_nor_built_is_a_failure(plain, monkeypatch, capsys):
+    recipe = artifacts.recipe("cpu")
+    recipe.folder.mkdir(parents=True)
+    (recipe.folder / recipe.file).touch()
+    monkeypatch.setenv("PATH", "")
+    assert main.main(["build", "cpu"]) == 1
+    out, err = capsys.readouterr()
+    assert out == "" and f"cpu: cannot load {recipe.folder / recipe.file}: " in err
+    assert "lightconv build: error: cpu: no C++ compiler was found" in err
 
 
 def test_a_portable_library_is_one_for_each_instruction_set(built, monkeypatch, capsys):
@@ -97,7 +130,7 @@ def test_cuda_is_left_out_where_it_cannot_be_unless_asked_for(built, monkeypatch
     monkeypatch.setattr(compilation, "toolkit", no_toolkit)
     assert main.main(["build"]) == 0
     out, err = capsys.readouterr()
-    assert out.endswith("cuda: not built: nvcc was not found\n") and err == ""
+    assert out.endswith("cuda: not built: nvcc was not found\n") and "cuda" not in err
     for arguments in (["cuda"], ["--cuda-arch", "9.0"], ["cpu", "cuda"]):
         assert main.main(["build", *arguments]) == 1
         assert "lightconv build: error: cuda: nvcc was not found; install it\n" in capsys.readouterr().err
@@ -134,6 +167,7 @@ def test_what_is_there_needs_no_toolkit(built, monkeypatch, capsys):
     recipe = artifacts.recipe("cuda", ("9.0",))
     recipe.folder.mkdir(parents=True)
     (recipe.folder / recipe.file).touch()
+    monkeypatch.setattr(prebuild, "_LOAD", "")
     assert main.main(["build", "cuda", "--cuda-arch", "9.0"]) == 0
     assert capsys.readouterr().out.startswith(f"cuda: {recipe.folder / recipe.file} (")
 

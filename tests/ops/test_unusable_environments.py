@@ -253,7 +253,9 @@ def test_a_library_of_fewer_instructions_serves_where_the_best_cannot_be_loaded(
     lesser = foreign(plain.cache, "")
     lesser.write_bytes(b"of this system")
     monkeypatch.setenv("PATH", "")
-    assert backends.decision("cpu").library == lesser and path.read_bytes() == FOREIGN
+    decided = backends.decision("cpu")
+    assert decided.library == lesser and path.read_bytes() == FOREIGN
+    assert decided.backend == "cpu" and decided.error.cause.startswith(f"cannot load {path}: {NOT_FOUND}; nor compile")
     assert "which are slower: those for this CPU fail: cannot load" in caplog.text
 
 
