@@ -15,6 +15,7 @@ import torch
 
 from benchmarks.report import RESULTS, BenchmarkError
 from lightconv_plugin import allocator
+from lightconv_plugin.cgroups import cores
 from lightconv_plugin.ops import backends, instructions
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -121,7 +122,7 @@ def describe(device: torch.device) -> dict:
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "commit": _commit(),
         "cpu": instructions.cpu_name(),
-        "cores": len(os.sched_getaffinity(0)),
+        "cores": cores(),
         "threads": torch.get_num_threads(),
         "backend": backend,
         "simd": instructions.instruction_set() or torch.backends.cpu.get_cpu_capability(),

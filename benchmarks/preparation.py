@@ -26,6 +26,7 @@ import torch
 
 from benchmarks import machine, report
 from benchmarks.report import BenchmarkError
+from lightconv_plugin.cgroups import cores
 
 _BEGUN = re.compile(r"(.+?)(?: again.*)? \.\.\.$")
 _DONE = re.compile(r"(.+): ([\d.]+) s$")
@@ -42,7 +43,7 @@ def parser() -> argparse.ArgumentParser:
     result.add_argument("--pairs", type=machine.positive, default=2_000_000)
     result.add_argument("--types", type=machine.positive, default=400_000, help="different words of a language")
     result.add_argument("--bpe", type=machine.positive, default=32_000, help="merges")
-    result.add_argument("--workers", type=machine.positive, default=len(os.sched_getaffinity(0)))
+    result.add_argument("--workers", type=machine.positive, default=cores())
     result.add_argument(
         "--folder",
         type=Path,

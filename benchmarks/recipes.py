@@ -27,6 +27,7 @@ from pathlib import Path
 from benchmarks import machine, report
 from benchmarks.machine import ROOT
 from benchmarks.report import BenchmarkError
+from lightconv_plugin.cgroups import cores
 from lightconv_plugin.records.file import read_folder
 from lightconv_plugin.records.trainings import Training, trainings
 
@@ -67,7 +68,7 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: list[str] | None = None) -> None:
     """Train, score, print a table and write the JSON; BenchmarkError for wrong options and failed trainings."""
     options = parser().parse_args(arguments)
-    share = options.threads or max(1, len(os.sched_getaffinity(0)) // len(options.systems))
+    share = options.threads or max(1, cores() // len(options.systems))
     device = machine.prepare(options)
     require_data_bin(options.data)
     if missing := [name for name in options.systems if not (_CONFIGS / options.configs / f"{name}.yaml").is_file()]:

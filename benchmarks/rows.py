@@ -24,6 +24,7 @@ from typing import Any
 from benchmarks import machine, report
 from benchmarks.recipes import require_data_bin, stop, with_overrides
 from benchmarks.report import BenchmarkError
+from lightconv_plugin.cgroups import cores
 from lightconv_plugin.records.file import read_folder
 from lightconv_plugin.records.trainings import trainings
 
@@ -46,7 +47,7 @@ def main(arguments: list[str] | None = None) -> None:
     options, overrides = with_overrides(parser(), arguments)
     require_data_bin(options.data)
     options.folder.mkdir(parents=True, exist_ok=True)
-    threads = max(1, len(os.sched_getaffinity(0)) // len(options.configs))
+    threads = max(1, cores() // len(options.configs))
     rows = [Row(name, options, overrides, threads) for name in options.configs]
     # `timeout` ends a part by this signal; no child process may outlive it.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))

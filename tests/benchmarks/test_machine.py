@@ -1,12 +1,14 @@
 """What stands in a result about the GPU it was measured on."""
 
 import json
+import os
 
 import pytest
 import torch
 
 from benchmarks import kernel_schedules, machine, pareto, preparation, rows, tables
 from benchmarks.report import RESULTS, BenchmarkError
+from lightconv_plugin import cgroups
 
 
 def nvidia_smi(monkeypatch, folder, script):
@@ -47,6 +49,14 @@ def test_a_gpus_result_names_card_driver_and_versions(monkeypatch, tmp_path):
     }
     assert description["versions"]["torch"] == torch.__version__
     assert machine.headline(description).startswith("A card, driver 600.12.3, CUDA 13.0; ")
+
+
+def test_cores_are_those_of_a_containers_quota(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
+    monkeypatch.setattr(cgroups, "cpu_limit", lambda: 3)
+    monkeypatch.setattr(machine.backends, "backend", lambda kind: "reference")
+    assert machine.describe(torch.device("cpu"))["cores"] == 3
+    assert preparation.parser().parse_args([]).workers == 3
 
 
 def test_a_quick_run_is_no_evidence(tmp_path, monkeypatch):

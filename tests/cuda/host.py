@@ -30,6 +30,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from lightconv_plugin.cgroups import cores
+
 HERE = Path(__file__).resolve().parent
 SOURCES = HERE.parent.parent / "cuda"
 EMULATOR = (HERE / "cuda_on_host.cpp", HERE / "cuda_on_host_warp.cpp")
@@ -77,7 +79,7 @@ def _compile(sources: Iterable[Path], folders: tuple[Path, ...], sanitize: bool 
 
 def objects(gxx: str, flags: list[str], sources: Iterable[Path]) -> list[Path]:
     """The sources, compiled: each once for its content, flags and compiler."""
-    with ThreadPoolExecutor(_cores()) as pool:
+    with ThreadPoolExecutor(cores()) as pool:
         return list(pool.map(lambda source: _object(gxx, flags, source), sources))
 
 
@@ -134,10 +136,6 @@ def cache() -> Path:
             if file.is_file() and file.stat().st_mtime < oldest:
                 file.unlink()
     return folder
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0))
 
 
 @functools.cache
