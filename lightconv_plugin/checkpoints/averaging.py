@@ -235,7 +235,7 @@ def average_once(files: Sequence[Path], output: Path, *, force: bool) -> bool:
     """
     if output.is_file():
         try:
-            state = safe_torch_load(output)
+            state = safe_torch_load(output, mapped=True)
         except InputError:
             state = None  # truncated or another kind of file: written again
         if isinstance(state, dict) and state.get("averaged_files") == _stamps(files):

@@ -56,13 +56,15 @@ def check_checkpoint(path: Path) -> None:
         raise InputError(f"no such checkpoint: {path}")
 
 
-def safe_torch_load(path: Path) -> Any:
+def safe_torch_load(path: Path, *, mapped: bool = False) -> Any:
     """Load a torch.save file to the CPU without running anything in it.
 
     Besides tensors and plain containers, only types that fairseq itself writes into checkpoints are allowed
     (safe_globals.py); anything else raises InputError with its name. The meters of old files hold training statistics
     that no command here needs: they become empty objects, so that fairseq need not be imported. Threads load one after
     another.
+
+    mapped: read only those tensors that are used, when they are used. The file must not be written to before that.
     """
     import torch
 
@@ -75,7 +77,7 @@ def safe_torch_load(path: Path) -> Any:
         # torch warns about the pickle protocol of files that it then refuses; the refusal is enough.
         with safe_globals.allowed(safe_globals.checkpoint_globals(), meters), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return torch.load(path, map_location="cpu", weights_only=True)
+            return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped and _can_be_mapped(path))
     except pickle.UnpicklingError as error:
         if isinstance(error.__context__, NotPlainData):
             raise InputError(f"{path} is refused: {error.__context__}") from error
@@ -94,19 +96,27 @@ def safe_torch_load(path: Path) -> Any:
         ) from error
 
 
-def load_model_checkpoint(path: Path) -> dict:
+def _can_be_mapped(path: Path) -> bool:
+    """By torch, whose own files from before 1.6 are not archives, and which takes names in UTF-8 only."""
+    return zipfile.is_zipfile(path) and str(path).encode(errors="ignore").decode() == str(path)
+
+
+def load_model_checkpoint(path: Path, *, mapped: bool = False) -> dict:
     """A fairseq checkpoint, loaded by `safe_torch_load`; its parameters are the tensors under "model".
 
     Raises InputError if there are none, or if a part of the file that is read here has the wrong type (contents.py).
     """
-    state = safe_torch_load(path)
+    state = safe_torch_load(path, mapped=mapped)
     check_contents(path, state)
     return state
 
 
 def load_checkpoint(path: Path) -> dict:
-    """A fairseq checkpoint without its optimizer state; its parameters are under "model"."""
-    state = load_model_checkpoint(path)
+    """A fairseq checkpoint, mapped, without its optimizer state; its parameters are under "model".
+
+    The optimizer state is two thirds of a file and is not read.
+    """
+    state = load_model_checkpoint(path, mapped=True)
     state.pop("last_optimizer_state", None)
     for entry in state.get("optimizer_history") or []:
         entry.pop("optimizer", None)  # its place in files from 2018 and before

@@ -221,7 +221,7 @@ def measure_perplexity(
         raise InputError(f"no checkpoint {checkpoint}")
     with (data / "dict.txt").open(encoding="utf-8") as file:
         words = sum(1 for _ in file)
-    task = task_of(safe_torch_load(checkpoint))
+    task = task_of(safe_torch_load(checkpoint, mapped=True))
     if "tokens_per_sample" not in task:
         raise InputError(f"{checkpoint} is not a language model: its task has no tokens_per_sample")
     check_options(options, command="fairseq-eval-lm")
