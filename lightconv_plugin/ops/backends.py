@@ -175,9 +175,11 @@ def _build_or_lesser(kind: str, unusable: dict[Path, str]) -> tuple[Path, Native
     Those that are `unusable` already, built on a system with a newer C library perhaps, are no reason not to build.
     """
     causes = [f"cannot load {library}: {cause}" for library, cause in unusable.items()]
+    cache = artifacts.cache_folder()
+    noexec = [library for library, why in unusable.items() if "failed to map" in why and library.is_relative_to(cache)]
     try:
-        if noexec := [cause for cause in causes if "failed to map segment" in cause]:
-            raise NativeError(noexec[0], compilation.NO_EXEC)  # nor could what is compiled there be loaded
+        if noexec:  # nor could what is compiled there be loaded
+            raise NativeError(f"cannot load {noexec[0]}: {unusable[noexec[0]]}", compilation.NO_EXEC)
         library = _build(kind, unusable, causes)
     except NativeError as error:
         if causes and not noexec:

@@ -267,6 +267,13 @@ def test_what_can_be_neither_loaded_nor_compiled_has_both_causes(plain, foreign,
     assert error.remedy.startswith("install g++")
 
 
+def test_what_the_cache_cannot_run_is_not_what_an_installation_cannot_run(plain, foreign, monkeypatch):
+    path = foreign(artifacts.PREBUILT)
+    monkeypatch.setitem(globals(), "NOT_FOUND", f"{path}: failed to map segment from shared object")
+    monkeypatch.setenv("PATH", "")
+    assert "object; nor compile it: no C++ compiler" in backends.decision("cpu").error.cause
+
+
 @pytest.mark.skipif(not instructions.compiled_for(), reason="this CPU has one set of instructions only")
 def test_where_programs_cannot_run_nothing_is_compiled(plain, foreign, monkeypatch):
     """A cache that another machine has filled, mounted without exec."""
