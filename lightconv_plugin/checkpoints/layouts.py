@@ -374,6 +374,8 @@ def _check_expressible(layout: str, model: Model) -> None:
     for name, value in FIXED.items():
         if model.options.get(name, value) != value:
             fail(name, model.options[name], "no such option")
+    if model.module.decoder.quant_noise is not None:
+        fail("quant_noise_pq", model.options["quant_noise_pq"], "no linear layer after the embeddings")
 
 
 def as_mapping(settings: Any) -> dict[str, Any]:

@@ -43,6 +43,7 @@ CANNOT = [
         "decoder_cross_attention_conv=q: it has no such option",
     ),
     ("dynamicconv", {"layernorm_embedding": True}, "fairseq", "layernorm_embedding=True: it has no such option"),
+    ("dynamicconv", {"quant_noise_pq": 0.1}, "fairseq", "quant_noise_pq=0.1: it has no linear layer after the embed"),
 ]
 
 
