@@ -376,6 +376,9 @@ def _check_expressible(layout: str, model: Model) -> None:
             fail(name, model.options[name], "no such option")
     if model.module.decoder.quant_noise is not None:
         fail("quant_noise_pq", model.options["quant_noise_pq"], "no linear layer after the embeddings")
+    dims = [config.embed_dim for config in model.sides.values()]
+    if dims[0] != dims[-1]:  # its attention over the encoder takes vectors of the decoder's size
+        fail("decoder_embed_dim", dims[-1], f"encoder_embed_dim={dims[0]} on both sides")
 
 
 def as_mapping(settings: Any) -> dict[str, Any]:

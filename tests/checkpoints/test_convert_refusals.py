@@ -44,6 +44,7 @@ CANNOT = [
     ),
     ("dynamicconv", {"layernorm_embedding": True}, "fairseq", "layernorm_embedding=True: it has no such option"),
     ("dynamicconv", {"quant_noise_pq": 0.1}, "fairseq", "quant_noise_pq=0.1: it has no linear layer after the embed"),
+    ("dynamicconv", {"decoder_embed_dim": 24}, "fairseq", "decoder_embed_dim=24: it has encoder_embed_dim=16 on both"),
 ]
 
 
