@@ -57,6 +57,25 @@ def ema_once() -> None:
 
 
 @patch(versions="all versions of fairseq")
+def ema_interval() -> None:
+    """With --ema-update-freq a resumed training averages other updates than one without interruption.
+
+    fairseq counts the updates since the last average, and starts from 0 when a training is resumed.
+    """
+    from fairseq.models.ema import EMA
+
+    original = EMA.step
+
+    @functools.wraps(original)
+    def step(self: Any, new_model: nn.Module, updates: int | None = None) -> None:
+        if updates is not None and self.config.ema_update_freq > 1:
+            self.update_freq_counter = (updates - 1) % self.config.ema_update_freq
+        original(self, new_model, updates)
+
+    EMA.step = step
+
+
+@patch(versions="all versions of fairseq")
 def ema_of_a_checkpoint_without() -> None:
     """fairseq fails with KeyError: 'model' if a training with --store-ema starts from a checkpoint without an average.
 

@@ -72,6 +72,20 @@ def test_the_average_is_torchs_with_its_final_norms(make, ema_fp32, tmp_path):
     torch.testing.assert_close(loaded(*inputs)[0], wanted)
 
 
+def test_a_resumed_average_takes_every_nth_update_as_without_interruption():
+    """Without ema_interval it takes other updates."""
+    model = build()
+    config = EMAConfig(store_ema=True, ema_decay=0.5, ema_update_freq=3)
+    ema, resumed = EMA(model, config), EMA(model, config)
+    for update in range(1, 7):
+        perturb(model)
+        ema.step(model, update)
+        if update > 1:
+            resumed.step(model, update)
+    wanted, found = ema.get_model().state_dict(), resumed.get_model().state_dict()
+    assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+
+
 @pytest.mark.parametrize("make", [lambda: build(**NORMS), fairseqs_transformer], ids=["plugin", "transformer"])
 def test_an_average_that_has_lost_its_final_norms_gets_the_models(make, caplog):
     """As fairseq has saved it: with versions from before there were any."""
