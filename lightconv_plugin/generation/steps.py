@@ -141,8 +141,11 @@ class StepModel:
     def advance(self, state: State, rows: int) -> None:
         """Begin the next step, with `rows` hypotheses: live · beam, or in the first step one for each sentence."""
         state.beams.advance(rows)
-        if state.positions is not None and state.beams.time + 1 >= len(state.positions):
-            state.positions = self._position_table(state.beams.time + 1)
+        number = state.beams.time + 1
+        if state.positions is not None and number >= len(state.positions):
+            if isinstance(self.embed_positions, LearnedPositions):
+                self.embed_positions.check(number)
+            state.positions = self._position_table(number)
 
     @torch.no_grad()
     def logits(self, state: State, tokens: Tensor) -> Tensor:

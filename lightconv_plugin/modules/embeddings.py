@@ -91,6 +91,11 @@ class LearnedPositions(nn.Module):
         """positions (B,T) from `positions_of` → (B,T,dim)."""
         return F.embedding(positions + self.pad, self.weight, padding_idx=self.pad).to(dtype)
 
+    def check(self, last: int) -> None:
+        """ValueError if there is no position `last`."""
+        if last > self.length:
+            raise ValueError(f"a sequence of {last} tokens is longer than the {self.length} learned positions")
+
     def table(self, longest: int, device: torch.device, dtype: torch.dtype) -> Tensor:
         """(longest + 1, dim): the vectors of the positions 0 (a pad's) … longest."""
         return self.weight[self.pad : self.pad + longest + 1].to(device, dtype)

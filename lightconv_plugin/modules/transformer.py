@@ -134,9 +134,8 @@ class _Stack(nn.Module):
 
     def check_positions(self, positions: Tensor) -> None:
         """ValueError if a word has none of the learned positions; (B,T) of `positions_of`. It waits for a GPU."""
-        last, most = int(positions.max()), self.config.max_positions
-        if last > most:
-            raise ValueError(f"a sequence of {last} tokens is longer than the {most} learned positions")
+        assert isinstance(self.embed_positions, LearnedPositions)
+        self.embed_positions.check(int(positions.max()))
 
 
 class Encoder(_Stack):

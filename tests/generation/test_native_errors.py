@@ -142,15 +142,16 @@ def test_models_of_different_vocabularies(model):
         search([model, other])
 
 
+@pytest.mark.parametrize("kind", [models.native_search, TorchSearch])
 @pytest.mark.parametrize("threads", [1, 2, 3])
-def test_sequences_beyond_the_learned_positions(threads):
+def test_sequences_beyond_the_learned_positions(threads, kind):
     model = build_model(pair(positions="learned", max_positions=6))
-    assert len(search(model, torch.full((2, 6), 5), max_len=5, threads=threads)) == 2
+    assert len(search(model, torch.full((2, 6), 5), max_len=5, kind=kind, threads=threads)) == 2
     with pytest.raises(ValueError, match=r"^a sequence of 7 tokens is longer than the 6 learned positions$"):
-        search(model, torch.full((2, 7), 5), threads=threads)
+        search(model, torch.full((2, 7), 5), kind=kind, threads=threads)
     options = replace(OPTIONS, min_len=9)
     with pytest.raises(ValueError, match=r"^a sequence of 7 tokens is longer than the 6 learned positions$"):
-        search(model, max_len=9, options=options, threads=threads)
+        search(model, max_len=9, options=options, kind=kind, threads=threads)
 
 
 def test_nothing_possible(model):
