@@ -1,4 +1,4 @@
-"""What the native search does with input that is wrong, and with weights that are: one clear error, never a crash."""
+"""What the native search, and partly the one in torch, does with input that is wrong, and with weights that are: one clear error, never a crash."""
 
 import resource
 import sys
