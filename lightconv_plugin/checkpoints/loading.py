@@ -112,11 +112,11 @@ def load_model_checkpoint(path: Path, *, mapped: bool = False) -> dict:
 
 
 def load_checkpoint(path: Path) -> dict:
-    """A fairseq checkpoint, mapped, without its optimizer state; its parameters are under "model".
+    """A fairseq checkpoint without its optimizer state, two thirds of a file; its parameters are under "model".
 
-    The optimizer state is two thirds of a file and is not read.
+    The file is mapped, and so must not be overwritten while they are used, unless fairseq does that to it.
     """
-    state = load_model_checkpoint(path, mapped=True)
+    state = load_model_checkpoint(path, mapped=not path.name.startswith(("checkpoint_best", "checkpoint_last")))
     state.pop("last_optimizer_state", None)
     for entry in state.get("optimizer_history") or []:
         entry.pop("optimizer", None)  # its place in files from 2018 and before

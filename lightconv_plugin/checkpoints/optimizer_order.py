@@ -8,6 +8,7 @@ import torch
 from lightconv_plugin.checkpoints.layouts import DYNAMIC_WEIGHT
 
 Order = Sequence[tuple[str | None, tuple[int, ...]]]
+_FACTORS = ("exp_avg_sq_row", "exp_avg_sq_col")  # Adafactor's, of other shapes than the parameter
 
 
 class CannotReorder(Exception):
@@ -31,7 +32,8 @@ def parameter_order(layout: str, parameters: Iterable[tuple[str, torch.Tensor]])
     if output and layout in ("fairseq-0.12.2", "talk"):
         # There it is a parameter of the decoder itself, and a module's own parameters come before its submodules'.
         order.remove(output)
-        first = next(i for i, (name, _) in enumerate(order) if name and name.startswith("decoder."))
+        decoders = (place for place, (name, _) in enumerate(order) if name and name.startswith("decoder."))
+        first = next(decoders, len(order))  # the others may be frozen
         order.insert(first, output)
     return order
 
@@ -72,7 +74,7 @@ def _by_entry(entries: dict, source: Order, target: Order) -> dict:
     for index, (name, shape) in enumerate(source):
         entry = entries.get(index, {})
         for key, value in entry.items():
-            if getattr(value, "ndim", 0) and tuple(value.shape) != shape:
+            if getattr(value, "ndim", 0) and key not in _FACTORS and tuple(value.shape) != shape:
                 raise CannotReorder(f"its {key} of {name} has shape {tuple(value.shape)}, the parameter {shape}")
         if name is not None and entry:
             by_name[name] = entry

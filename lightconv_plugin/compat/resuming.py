@@ -206,7 +206,8 @@ def _into_order_of(parameters: Iterable[tuple[str, torch.Tensor]], state: dict[s
     except CannotReorder as error:
         raise ValueError(
             f"the checkpoint's optimizer state is for parameters in another order, and cannot be reordered: {error}; "
-            "use --reset-optimizer to continue without that state"
+            "give the model's options if they are others in the checkpoint; otherwise use --reset-optimizer to "
+            "continue without that state"
         ) from error
 
 

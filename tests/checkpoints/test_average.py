@@ -111,7 +111,10 @@ def test_optimizer_states_are_not_read(tmp_path, output):
     files = [save(tmp_path / f"{i}.pt", {"w": torch.full((3,), float(i))}, **state) for i in range(2)]
     loaded = averaging.load_checkpoint(files[0])
     assert str(files[0]) in Path("/proc/self/maps").read_text()
+    files[0] = files[0].rename(tmp_path / "checkpoint_last.pt")  # fairseq overwrites it in place
+    last = averaging.load_checkpoint(files[0])
     del loaded
+    assert "checkpoint_last" not in Path("/proc/self/maps").read_text() and last["model"]["w"].tolist() == [0] * 3
     torch.save(torch.load(files[1]), files[1], _use_new_zipfile_serialization=False)  # as by torch before 1.6
     assert lightconv("--inputs", *files, "--output", output) == 0
     assert torch.load(output)["model"]["w"].tolist() == [0.5] * 3

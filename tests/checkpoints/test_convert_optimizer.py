@@ -153,6 +153,20 @@ def test_parameters_may_have_any_numbers():
     assert [found["state"][i]["exp_avg"].shape for i in found["param_groups"][0]["params"]] == [(4,), (2, 3)]
 
 
+def test_factored_moments_have_other_shapes_than_the_parameter():
+    """Adafactor's."""
+    factored = {"exp_avg_sq_row": torch.ones(2), "exp_avg_sq_col": torch.ones(3)}
+    state = {"state": {0: factored, 1: {"exp_avg_sq": torch.ones(4)}}, "param_groups": [{"params": [0, 1]}]}
+    assert reorder(state, ORDER, ORDER[::-1])["state"][1] is factored
+
+
+def test_the_output_alone_is_trained(their_task):
+    """All else is frozen."""
+    module = build("dynamicconv", their_task, **small({"share_decoder_input_output_embed": False}))
+    only = [entry for entry in module.named_parameters() if entry[0] == "decoder.output_projection.weight"]
+    assert len(only) == len(parameter_order("fairseq-0.12.2", only)) == 1
+
+
 def test_what_is_dropped_is_said(their_task, tmp_path, capsys):
     options = small({"encoder_layerdrop": 0.1})
     ours = build("dynamicconv", their_task, **options)

@@ -1,4 +1,4 @@
-"""What the native search, and partly the one in torch, does with input that is wrong, and with weights that are: one clear error, never a crash."""
+"""What a search, mostly the native one, does with wrong input and wrong weights: one clear error, never a crash."""
 
 import resource
 import sys

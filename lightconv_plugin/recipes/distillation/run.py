@@ -157,8 +157,9 @@ class _Distillation:
         options = ["--srcdict", str(dictionaries[0]), "--tgtdict", str(dictionaries[1])]
         sides = Sides(self.out, source.langs, cores(), source.splits)
         kept = [*sides.files("bpe", "train"), self.counts]
+        rules = {**asdict(self.job.limits), "problems": list(PROBLEMS)}
         return [
-            Stage("filter", "filter", self.filter, [source.train[0], self.text], kept, asdict(self.job.limits)),
+            Stage("filter", "filter", self.filter, [source.train[0], self.text], kept, rules),
             Stage("copy", "copy the other parts", lambda *outputs: _copy(same, outputs), same, copies),
             sides.binarised(False, {"dictionaries": list(map(digest, dictionaries))}, options),
         ]

@@ -19,6 +19,7 @@ LATE = ("timed out waiting", "wait timeout", "timeout after", "timed out after",
 PLAIN = (
     "could not infer language pair",
     "cannot load model parameters from checkpoint",
+    "the checkpoint's optimizer state is",
     "common.fp16 (--fp16) needs a gpu",
     "requires a joined dictionary",
     "the dataset is empty",

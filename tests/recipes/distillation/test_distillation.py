@@ -5,6 +5,7 @@ import os
 import shutil
 import signal
 import sys
+from collections import Counter
 from pathlib import Path
 from unittest import mock
 
@@ -16,8 +17,8 @@ pytest.importorskip("fairseq")
 
 from lightconv_plugin.cli import main
 from lightconv_plugin.errors import InputError
+from lightconv_plugin.recipes.distillation import choosing, translating
 from lightconv_plugin.recipes.distillation import teacher as teaching
-from lightconv_plugin.recipes.distillation import translating
 from lightconv_plugin.recipes.distillation.source import open_source
 from lightconv_plugin.recipes.distillation.teacher import Teacher, work_with
 from tests import fairseq_cli
@@ -196,6 +197,18 @@ def test_what_is_done_is_not_repeated_and_limits_need_no_teacher(
     assert main.main([*command, "--max-repeats", "9"]) == 0
     how, first = (json.loads((folder / "corpus.json").read_text())["distilled"] for folder in (out, distilled))
     assert how["dropped"]["ratio"] > first["dropped"]["ratio"] and how["kept"] < first["kept"]
+
+
+def test_an_older_version_has_kept_what_is_dropped_now(data, teacher, distilled, tmp_path, monkeypatch):
+    """A word of the translations that is a symbol of fairseq: the binarisation failed, and should not fail again."""
+    out = shutil.copytree(distilled, tmp_path / "out")
+    with monkeypatch.context() as older:
+        older.delitem(choosing.PROBLEMS, "symbol")
+        assert distill(teacher, data, *SEARCH, "--out", out) == 0
+    rarest = Counter((out / "bpe/train.de").read_text().split()).most_common()[-1][0]
+    monkeypatch.setattr(choosing, "SYMBOLS", {rarest})
+    assert distill(teacher, data, *SEARCH, "--out", out) == 0
+    assert json.loads((out / "corpus.json").read_text())["distilled"]["dropped"]["symbol"] > 0
 
 
 def test_other_options_need_force(data, teacher, distilled, tmp_path, capsys):
