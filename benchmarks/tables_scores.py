@@ -69,6 +69,14 @@ def bpe_dropout() -> Table:
     return Table(with_it.source, [*with_it.headers, "without: valid", "without: test"], rows)
 
 
+def iwslt15_student() -> Table:
+    """With the row of its teacher, which is of another folder."""
+    teacher, student = (
+        scores(f"iwslt15_en_vi/{size}", name) for size, name in (("small", "talkconv"), ("student", "dynamicconv"))
+    )
+    return Table(student.source, student.headers, [["its teacher, TaLK", *teacher.rows[0][1:]], *student.rows])
+
+
 def newer() -> Table:
     names = (
         "dynamicconv",
@@ -212,5 +220,6 @@ TABLES: dict[str, Callable[[], Table]] = {
     "kernel schedules": kernel_schedules,
     "kernel sizes": lambda: scores(f"{_TASK}/kernels", "all_7", "all_31"),
     "students": lambda: scores(_STUDENTS, "dynamicconv", "dynamicconv_shallow", "transformer"),
+    "students, IWSLT15": iwslt15_student,
     "training times": lambda: training(_TASK, _DROPOUT, "tatoeba_de_en", "wikitext2"),
 }  # fmt: skip
