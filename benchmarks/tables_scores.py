@@ -71,9 +71,7 @@ def bpe_dropout() -> Table:
 
 def iwslt15_student() -> Table:
     """With the row of its teacher, which is of another folder."""
-    teacher, student = (
-        scores(f"iwslt15_en_vi/{size}", name) for size, name in (("small", "talkconv"), ("student", "dynamicconv"))
-    )
+    teacher, student = scores("iwslt15_en_vi/small", "talkconv"), scores("iwslt15_en_vi/student", "dynamicconv")
     return Table(student.source, student.headers, [["its teacher, TaLK", *teacher.rows[0][1:]], *student.rows])
 
 
