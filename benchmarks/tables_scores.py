@@ -215,6 +215,7 @@ TABLES: dict[str, Callable[[], Table]] = {
         "transformer", "attention", "attention_conv", "gated_short", "gated_short_k3",
     ),
     "R-Drop": lambda: scores(_RDROP, "dynamicconv"),
+    "SimCut": lambda: scores(f"{_TASK}/simcut", "dynamicconv"),
     "kernel schedules": kernel_schedules,
     "kernel sizes": lambda: scores(f"{_TASK}/kernels", "all_7", "all_31"),
     "students": lambda: scores(_STUDENTS, "dynamicconv", "dynamicconv_shallow", "transformer"),
