@@ -347,7 +347,8 @@ def _backend(report: DoctorReport, kind: str) -> bool:
     status, failed, remedy = OK, "", ""
     if decided.error is not None:
         # The operators work, only slowly. A problem that only the user can fix is not a failure of this installation.
-        status, remedy = (WARNING, decided.error.remedy) if decided.error.remedy else (FAILURE, REPORT_IT)
+        status = WARNING if decided.error.remedy or decided.library else FAILURE
+        remedy = decided.error.remedy or REPORT_IT
         failed = decided.error.cause + (f" (log: {decided.error.log})" if decided.error.log else "")
     if decided.library is None:
         report.add(status if failed else INFO, name, f"reference: {failed or decided.reason}", remedy)

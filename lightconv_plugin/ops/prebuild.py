@@ -20,7 +20,8 @@ from lightconv_plugin.ops import backends
 
 unusable = {}
 backends.opened([Path(sys.argv[1])], unusable)
-sys.exit(", ".join(unusable.values()) or None)
+print(*unusable.values())
+sys.exit(3 if unusable else 0)
 """
 
 
@@ -122,11 +123,14 @@ def _unusable(recipe: BuildRecipe) -> dict[Path, str]:
     for library in artifacts.finished(recipe) if recipe.runs_here else ():
         command = [sys.executable, "-c", _LOAD, str(library)]
         environment = {**os.environ, **compilation.same_modules()}
+        # Python would import modules of the working directory. What else may fail says nothing about the library.
         done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", env=environment
+            command, cwd=library.parent, env=environment, stdin=subprocess.DEVNULL, capture_output=True
         )
-        if done.returncode == 0:
+        if done.returncode == 3:
+            unusable[library] = done.stdout.decode(errors="replace").strip()
+        elif done.returncode < 0:
+            unusable[library] = f"it ends the process by signal {-done.returncode}"
+        else:
             break
-        said = done.stderr.splitlines() if done.returncode > 0 else []  # a signal leaves no message
-        unusable[library] = said[-1] if said else f"the process that loads it ends with status {done.returncode}"
     return unusable

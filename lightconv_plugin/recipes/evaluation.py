@@ -83,6 +83,11 @@ def check_search(data: Path, options: Sequence[str], how: Measuring, warn: Calla
         )
 
 
+def check_eval_lm(data: Path, options: Sequence[str]) -> None:
+    """Raise InputError for options of fairseq-eval-lm that are wrong."""
+    fairseq_generate.parse_options([str(data), *split_join(options)[1]], "eval_lm")
+
+
 def results_of(checkpoint: Path, subset: str, log: str = "gen", values: str = "score") -> tuple[Path, Path]:
     """Where the log of fairseq's command and the values are written: CHECKPOINT.SUBSET.gen and .score by `evaluate`."""
     name = f"{checkpoint.name.removesuffix('.pt')}.{subset}"

@@ -203,6 +203,12 @@ def tune(
     return result
 
 
+def check_not_own(options: Sequence[str], metric: str) -> None:
+    """Raise InputError if an option is one that tuning gives to fairseq's command itself."""
+    command = "fairseq-eval-lm" if metric == "perplexity" else "fairseq-generate"
+    check_options(options, (*OWN, "--lenpen"), command)
+
+
 def _check_arguments(
     by: str,
     average: Sequence[int],
@@ -220,8 +226,7 @@ def _check_arguments(
     if not 0 <= within < 1 or (within and by not in BLEU_MEASURES):
         wanted = "0 to below 1" if by in BLEU_MEASURES else f"0 with {by}: the test is for {', '.join(BLEU_MEASURES)}"
         raise InputError(f"`within` must be {wanted}, got {within:g}")
-    command = "fairseq-eval-lm" if metric_of(by) == "perplexity" else "fairseq-generate"
-    check_options(options, (*OWN, "--lenpen"), command)
+    check_not_own(options, metric_of(by))
     for name, values in (("average", average), ("lenpen", lenpen)):
         if len(set(values)) < len(values):
             raise InputError(f"`{name}` has a value twice: {' '.join(f'{value:g}' for value in values)}")

@@ -55,8 +55,18 @@ def test_a_library_that_kills_who_loads_it_is_built_again(plain, capsys):
     path.with_name("build.json").unlink()  # as from versions that did not record the size
     capsys.readouterr()
     assert main.main(["build", "cpu"]) == 0
-    assert f"cpu: cannot load {path}: the process that loads it ends with status -" in capsys.readouterr().err
+    assert f"cpu: cannot load {path}: it ends the process by signal " in capsys.readouterr().err
     assert ctypes.CDLL(str(path)).lightconv_answer() == 42
+
+
+def test_modules_of_the_working_directory_are_not_imported(plain, tmp_path, monkeypatch, capsys):
+    assert main.main(["build", "cpu"]) == 0
+    (tmp_path / "torch.py").write_text("raise SystemExit('another torch')")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(compilation, "_compile", lambda *_, **__: pytest.fail("built again"))
+    capsys.readouterr()
+    assert main.main(["build", "cpu"]) == 0
+    assert capsys.readouterr().err == ""
 
 
 def test_a_library_that_can_be_neither_loaded_nor_built_is_a_failure(plain, monkeypatch, capsys):

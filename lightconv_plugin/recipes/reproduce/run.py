@@ -20,7 +20,13 @@ from lightconv_plugin.paths import beside, configs_dir, package_dir
 from lightconv_plugin.progress import say
 from lightconv_plugin.recipes.data.tasks import prepare
 from lightconv_plugin.recipes.environment import compute_here
-from lightconv_plugin.recipes.evaluation import check_search, evaluate, languages_in, measure_perplexity
+from lightconv_plugin.recipes.evaluation import (
+    check_eval_lm,
+    check_search,
+    evaluate,
+    languages_in,
+    measure_perplexity,
+)
 from lightconv_plugin.recipes.reproduce import training
 from lightconv_plugin.recipes.reproduce.job import Job
 from lightconv_plugin.recipes.reproduce.protocol import row_digest, short_digest
@@ -29,7 +35,7 @@ from lightconv_plugin.recipes.reproduce.table import config_name, default_table,
 from lightconv_plugin.recipes.reproduce.training import identity
 from lightconv_plugin.recipes.steps import Steps, shorten
 from lightconv_plugin.recipes.training.child import Child, TrainingFailed, run_together
-from lightconv_plugin.recipes.tuning import tune
+from lightconv_plugin.recipes.tuning import check_not_own, tune
 from lightconv_plugin.scoring.measuring import Languages, check_not_raw, languages_of
 from lightconv_plugin.scoring.perplexity import split_context_window
 
@@ -138,10 +144,17 @@ class Reproduction:
         if how.metric != "perplexity":
             how = how.with_data(self.job.data, "test", self.languages())
             how.check_language()
-            try:
-                check_search(self.job.data, self.options()[1], how, warn=lambda _: None)  # tuning warns
-            except InputError as error:
-                raise InputError(f"{self.job.protocol.path}: generate: {error}") from error
+        if all(self.steps.is_known(f"seed{seed}/train") for seed in self.job.seeds):
+            return  # the rest checks them before it begins
+        try:
+            options = self.options()[1]
+            check_not_own(options, how.metric)
+            if how.metric == "perplexity":
+                check_eval_lm(self.job.data, options)
+            else:
+                check_search(self.job.data, options, how, warn=lambda _: None)  # tuning warns
+        except InputError as error:
+            raise InputError(f"{self.job.protocol.path}: generate: {error}") from error
 
     def train(self, seed: int) -> dict[str, Any]:
         """Train a seed unless it is trained already; returns the facts about its training."""

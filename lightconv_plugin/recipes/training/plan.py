@@ -109,7 +109,7 @@ def plan(
     for data in folders:
         if not data.is_dir():
             raise ValueError(f"no folder {data} with binarised data: prepare it first, or give task.data=DATA-BIN")
-        if setting(config, given, "dataset.dataset_impl") != "raw":
+        if not any("raw" in str(setting(config, given, f"{group}.dataset_impl")) for group in ("task", "dataset")):
             check_not_raw(data, subset)
         check_data(data)
     result += for_hydra(config, [f"task.data={quote(':'.join(map(str, folders)))}"])

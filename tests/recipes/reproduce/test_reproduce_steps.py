@@ -76,7 +76,15 @@ def test_a_wrong_option_of_the_search_is_refused_before_any_training(world, monk
     edit(world.folder / "protocol.yaml", generate=["--beem", 5])
     with pytest.raises(InputError, match=r"protocol.yaml: generate: .* unrecognized arguments: --beem 5"):
         world.row()
-    assert world.calls()[0] == ["prepare"]
+    edit(world.folder / "protocol.yaml", generate=["--lenpen", 2])
+    with pytest.raises(InputError, match=r"protocol.yaml: generate: .*--lenpen"):
+        world.row()
+    monkeypatch.setattr(reproduction_world.reproduce, "check_eval_lm", evaluation.check_eval_lm)
+    edit(world.folder / "protocol.yaml", metric="perplexity", paper=None, score={}, generate=["--context-windw", 64])
+    edit(world.folder / "protocol.yaml", tune={"average": [1], "lenpen": [], "by": "perplexity"})
+    with pytest.raises(InputError, match=r"protocol.yaml: generate: .* unrecognized arguments: --context-windw 64"):
+        world.row()
+    assert set(world.calls()[0]) == {"prepare"}
 
 
 def test_files_of_the_opposite_direction_are_searched_as_they_were_trained(world):

@@ -280,7 +280,8 @@ def test_raw_text_is_trained_on_if_that_is_asked_for(config, tmp_path):
     overrides = ["task.data=raw"]
     with pytest.raises(InputError, match=r"raw has train as raw text: make binary data without --dataset-impl raw"):
         plan(config, overrides, 1, tmp_path, tmp_path)
-    plan(config, [*overrides, "dataset.dataset_impl=raw"], 1, tmp_path, tmp_path)
+    for group in ("dataset", "task"):
+        plan(config, [*overrides, f"{group}.dataset_impl='raw'"], 1, tmp_path, tmp_path)
 
 
 @pytest.mark.parametrize("text", ["/plain", "/with space", "/a'b", "/a,b=c", "/{x}[y]:z", "/ümlaut"])
