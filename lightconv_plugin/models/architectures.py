@@ -102,11 +102,14 @@ LANGUAGE_MODELS = language_model_architectures()
 def _unregistered(state: Mapping) -> Iterator[tuple[str, MutableMapping]]:
     """The name of the architecture in a checkpoint's settings, and the settings, unless it is registered."""
     known = fairseq_models.ARCH_MODEL_REGISTRY.keys() | fairseq_models.MODEL_DATACLASS_REGISTRY.keys()
-    for settings in (state.get("cfg") or {}).get("model"), state.get("args"):
+    for settings, *keys in (
+        ((state.get("cfg") or {}).get("model"), "_name", "arch"),
+        (state.get("args"), "arch", "_name"),
+    ):
         options = vars(settings) if isinstance(settings, Namespace) else settings
         if not isinstance(options, MutableMapping):
             continue
-        name = options.get("_name") or options.get("arch")
+        name = next(filter(None, map(options.get, keys)), None)
         if isinstance(name, str) and name not in known:
             yield name, options
 
