@@ -296,9 +296,9 @@ def shortlists() -> Table:
     return Table(source(name), ["int8, one thread", "BLEU", "sentences/s", "× CTranslate2"], rows)
 
 
-def student() -> Table:
+def student(name: str) -> Table:
     """Students and their teacher, compared with the teacher in our search, in int8 with beam 4."""
-    points = load(name := "cpu_pareto_multi30k")["points"]
+    points = load(name)["points"]
     key = {"model": "teacher", "engine": "ours", "dtype": "int8", "beam": 4, "shortlist": False}
     [base] = [point for point in points if key.items() <= point.items()]
     rows = [
@@ -347,6 +347,7 @@ TABLES: dict[str, Callable[[], Table]] = {
     "start": start,
     "preparation": preparation,
     "shortlists": shortlists,
-    "student": student,
+    "student": lambda: student("cpu_pareto_multi30k"),
+    "student, IWSLT15": lambda: student("cpu_pareto_iwslt15_student"),
     "CPU targets": lambda: judged("CPU"),
 }
