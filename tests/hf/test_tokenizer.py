@@ -8,6 +8,7 @@ import shutil
 
 import pytest
 import torch
+from huggingface_hub import constants
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 from transformers.utils import hub
 
@@ -282,6 +283,7 @@ def test_files_come_from_the_cache_of_the_hub(folder, weights, exported, tmp_pat
         return download(repo_id, filename, **given)
 
     monkeypatch.setattr(hub, "hf_hub_download", fetch)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)  # otherwise each file is asked for again and again
     (repository / "refs").mkdir()
     (repository / "refs" / "main").write_text("0123abcd")
     given = {"cache_dir": tmp_path, **({} if folder is None else {"subfolder": folder})}
