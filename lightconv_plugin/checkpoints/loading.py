@@ -114,7 +114,7 @@ def load_model_checkpoint(path: Path, *, mapped: bool = False) -> dict:
 def load_checkpoint(path: Path) -> dict:
     """A fairseq checkpoint without its optimizer state, two thirds of a file; its parameters are under "model".
 
-    The file is mapped, and so must not be overwritten while they are used, unless fairseq does that to it.
+    The file is mapped, and so must not be overwritten while they are used; what fairseq overwrites is read at once.
     """
     state = load_model_checkpoint(path, mapped=not path.name.startswith(("checkpoint_best", "checkpoint_last")))
     state.pop("last_optimizer_state", None)

@@ -61,7 +61,8 @@ def test_a_library_that_kills_who_loads_it_is_built_again(plain, capsys):
 
 def test_modules_of_the_working_directory_are_not_imported(plain, tmp_path, monkeypatch, capsys):
     assert main.main(["build", "cpu"]) == 0
-    (tmp_path / "torch.py").write_text("raise SystemExit('another torch')")
+    (tmp_path / "only_here.py").write_text("raise SystemExit(3)")
+    monkeypatch.setattr(prebuild, "_LOAD", "import only_here")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(compilation, "_compile", lambda *_, **__: pytest.fail("built again"))
     capsys.readouterr()
