@@ -31,7 +31,7 @@ defaults are --task translation_fast --beam 5 --lenpen 1 --remove-bpe --max-toke
 
 The language, the raw references and the case come from the folder that `lightconv prepare` made around DATA_BIN,
 unless options say otherwise. The log of fairseq-generate and the scores are written next to the checkpoint, as
-CHECKPOINT.SUBSET.gen and CHECKPOINT.SUBSET.score, and replace those of an earlier run.
+CHECKPOINT.SUBSET.gen and CHECKPOINT.SUBSET.score (without .pt), and replace those of an earlier run.
 
 @FILE inserts the arguments in a file, where # begins a comment: a path, or a name such as cnndm/generate.args. If an
 option is given several times, the last one counts."""

@@ -64,16 +64,16 @@ Writes the model of a checkpoint as a directory that `lightconv translate` and H
 fairseq: parameters (safetensors), architecture, dictionaries, merges, text preparation, and a model card.
 
 Supports translation and language models of this plugin with every mixer, fairseq's Transformer and LightConv, and
-averaged checkpoints. If a part of a model cannot be exported, the error names it. The directory is written completely
-or not at all."""
+averaged checkpoints. If a part of a model cannot be exported, the error names it. A translation model with an adaptive
+softmax is exported for transformers alone. The directory is written completely or not at all."""
 EPILOG = """\
 --shortlist: lightconv translate uses it, unless --shortlist none is given there. transformers ignores it.
 
 int8: matrices with at least 16,384 weights are stored in 8 bits with one scale per output; the rest is float32.
 
 The model card (README.md) has the BLEU from CHECKPOINT.test.score, which `lightconv evaluate` writes, or the perplexity
-from CHECKPOINT.test.ppl, if such a file exists and is not older than CHECKPOINT. Corpus and licence are for you to fill
-in.
+from CHECKPOINT.test.ppl (both without .pt), if such a file exists and is not older than CHECKPOINT. Corpus and licence
+are for you to fill in.
 
 By default, dictionaries, merges, tokeniser and case are determined as in `lightconv translate`.
 

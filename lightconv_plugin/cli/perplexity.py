@@ -16,8 +16,8 @@ are passed to fairseq-eval-lm.
 
 The perplexity is per dictionary token, hence per word for a dictionary of words; </s> counts as a token. With
 --post-process '@@ ', which joins BPE, it is per word. It is an error if a token is not scored. The log and the result
-(JSON) are written next to the checkpoint, as CHECKPOINT.SUBSET.eval_lm and CHECKPOINT.SUBSET.ppl, and replace those of
-an earlier run."""
+(JSON) are written next to the checkpoint, as CHECKPOINT.SUBSET.eval_lm and CHECKPOINT.SUBSET.ppl (without .pt), and
+replace those of an earlier run."""
 EXAMPLE = """\
 example:
   lightconv perplexity data/wikitext2/data-bin runs/wikitext2/dynamicconv/checkpoint_best.pt --context-window 128"""

@@ -98,7 +98,9 @@ def add_parser(commands) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("name", nargs="?", metavar="NAME", help="the model to get, as in the list")
-    parser.add_argument("--dtype", choices=("float32", "int8"), help="type of the exported weights (default: float32)")
+    parser.add_argument(
+        "--dtype", choices=("float32", "int8"), help="type of the weights (default: as exported before, else float32)"
+    )
     parser.add_argument("--url", metavar="PLACE", help="address or folder that has upstream's files, such as a mirror")
     parser.add_argument("--file", type=Path, metavar="FILE", help="the archive, or TaLK's checkpoint, if you have it")
     parser.add_argument("--test-file", type=Path, metavar="FILE", help="the archive of the test set, if you have it")

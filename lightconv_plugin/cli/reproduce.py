@@ -18,8 +18,9 @@ the preparation that change its result.
 
 A seed is trained in SAVE_DIR/seedN; an existing training with the same settings is resumed, or taken over if it is
 finished. By default, the row is written to results/reproduction/TASK/SYSTEM.json (in a checkout:
-benchmarks/results/reproduction) and the table to RESULTS.md. Seeds already in the row are kept if they have the same
-configuration, settings, protocol and data.
+benchmarks/results/reproduction) and the table to RESULTS.md; a row that needs --runs and its table, to RUNS/results,
+which --table --runs DIR rewrites. Seeds already in the row are kept if they have the same configuration, settings,
+protocol and data.
 
 CONFIG may be released/NAME, one of the models that `lightconv released` lists: it is downloaded if necessary, and
 upstream's binarised test set is translated with the published beam and length penalty."""

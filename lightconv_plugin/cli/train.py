@@ -18,7 +18,8 @@ Checkpoints, records.jsonl (settings, statistics and the end, for the other comm
 also train.nodeR.log: everything that machine R printed) and tensorboard/ go to checkpoint.save_dir
 (common.tensorboard_logdir=DIR puts the latter elsewhere, null disables it); the data is read from task.data. Relative
 paths in a configuration are relative to LIGHTCONV_HOME (default: the working directory), those in an override to the
-working directory; also those of the checkpoints and pretrained embeddings that a training starts from.
+working directory; also those of a shortlist, and of the checkpoints and pretrained embeddings that a training starts
+from.
 
 All cores are used (or OMP_NUM_THREADS per process, if set). max_tokens × update_freq of a configuration is the number
 of tokens per update: N processes share them (a language model's in whole samples), so that an update is the same on any

@@ -48,8 +48,8 @@ sentencex, and their translations are joined into one line. A sentence longer th
 Memory does not grow with the text.
 
 --dtype auto is int8 for a model exported with 8-bit weights, otherwise the fastest type on this CPU for a model of this
-size (docs/decoding.md has the table); on a GPU, bfloat16 or, if it has no bfloat16, float16. On a terminal or with
---verbose, standard error shows the choice.
+size (docs/decoding.md has the table); on a GPU, the first of bfloat16, float16 and float32 that it has units for. On a
+terminal or with --verbose, standard error shows the choice.
 
 --shortlist FILE restricts each batch to likely words, and their probabilities are normalised over these. A translation
 then depends on the other sentences of its batch, which allow more words: smaller batches (--batch-size) are faster, and

@@ -88,11 +88,11 @@ DESCRIPTION = """\
 Choose the number of averaged checkpoints and the length penalty by their score on the validation set.
 
 For each N, the last N checkpoints (of epochs, or of updates if no epoch was saved) are averaged to
-SAVE_DIR/averageN.pt, unless that file is already the average of the same checkpoints. The subset is translated with
-each average and the length penalty closest to 1, then with the best average and every other penalty; with --grid, with
-all pairs. Ties go to fewer checkpoints, then to the penalty closest to 1. Scores differ by chance, which pushes the
-best penalty to an end of the list; with --within 0.05, the penalty closest to 1 is chosen that is not significantly
-worse than the best (paired bootstrap test, p >= 0.05).
+SAVE_DIR/averageN.pt, unless that file is already the average of the same checkpoints; another one is replaced. The
+subset is translated with each average and the length penalty closest to 1, then with the best average and every other
+penalty; with --grid, with all pairs. Ties go to fewer checkpoints, then to the penalty closest to 1. Scores differ by
+chance, which pushes the best penalty to an end of the list; with --within 0.05, the penalty closest to 1 is chosen that
+is not significantly worse than the best (paired bootstrap test, p >= 0.05).
 
 --by perplexity is for language models: it runs fairseq-eval-lm and has no length penalty.
 
