@@ -79,6 +79,8 @@ MIXERS = {
 # Upstream's architectures, which the plugin takes over: their default is DynamicConv.
 UPSTREAM_FAMILY = {"lightconv": "dynamic"}
 FAMILIES = {each.family: name for name, each in MIXERS.items() if each.family} | UPSTREAM_FAMILY
+# Those of the first paper.
+WU_FAMILIES = {family: kind for family, kind in FAMILIES.items() if MIXERS[kind].paper == WU}
 
 
 @dataclass(frozen=True)
@@ -105,11 +107,6 @@ class LayerOption:
         if not self.per_layer:
             return {self.field: self.usual}
         return {f"{side}_{self.field}": [self.usual] for side in ("encoder", "decoder")}
-
-    @property
-    def kinds(self) -> list[str]:
-        """The mixers that have it."""
-        return [kind for kind, known in MIXERS.items() if self.field in known.reads]
 
     def check(self, value: Any, name: str) -> None:
         """Raise ValueError, which calls the option `name`, if this is no value of it."""
@@ -150,6 +147,11 @@ def mixer(kind: str) -> Mixer:
     if kind not in MIXERS:
         raise ValueError(f"kind must be one of {', '.join(MIXERS)}, got {kind!r}")
     return MIXERS[kind]
+
+
+def readers(field: str) -> list[str]:
+    """The mixers that use this field of MixerSpec."""
+    return [kind for kind, known in MIXERS.items() if field in known.reads]
 
 
 def system_of(names: Iterable[str]) -> str | None:

@@ -23,7 +23,7 @@ from torch import Tensor
 from lightconv_plugin.checkpoints.exported import CONFIG, Exported, load_model, open_exported
 from lightconv_plugin.checkpoints.layouts import Model, our_state, read_model
 from lightconv_plugin.errors import InputError, UnsupportedModelError
-from lightconv_plugin.mixers import LAYER_OPTIONS, MIXERS, LayerOption
+from lightconv_plugin.mixers import LAYER_OPTIONS, MIXERS, LayerOption, readers
 from lightconv_plugin.models.attention_options import attention_options
 from lightconv_plugin.models.config import VALUED_BOOLEANS
 from lightconv_plugin.models.plain import plain_config
@@ -140,7 +140,8 @@ def _first(mixers: Iterable[MixerSpec], name: str, otherwise: Any) -> Any:
 
 def _of_each(mixers: Iterable[MixerSpec], option: LayerOption) -> list[Any]:
     """An option's entry for each layer, or one if they are all the usual one."""
-    values = [getattr(mixer, option.field) if mixer.kind in option.kinds else option.usual for mixer in mixers]
+    having = readers(option.field)
+    values = [getattr(mixer, option.field) if mixer.kind in having else option.usual for mixer in mixers]
     return values if any(value != option.usual for value in values) else [option.usual]
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from typing import Any
 
 from transformers import PretrainedConfig
 
 from lightconv_plugin.checkpoints.exported import FORMAT_VERSION, MODEL_TYPE
-from lightconv_plugin.mixers import LAYER_OPTIONS, MIXERS, OUR_OPTIONS, mixer
+from lightconv_plugin.mixers import OUR_OPTIONS, readers
 from lightconv_plugin.modules.attention import AttentionConv
 from lightconv_plugin.modules.config import ModelConfig, StackConfig
 from lightconv_plugin.modules.mixers import MixerSpec
@@ -21,6 +21,10 @@ KERNEL_SIZES = (3, 7, 15, 31)
 """The kernel sizes of the first layers in the paper's models; later layers have the last one."""
 _LENGTH = 1024  # the longest source and target, unless given
 
+# What only some mixers have, and the values that leave it out.
+_OF_MIXERS = {
+    field.name: field.default for field in fields(MixerSpec) if field.default is not MISSING and readers(field.name)
+}
 _OPTIONS = {
     "d_model": 256,
     "ffn_dim": None,
@@ -32,8 +36,7 @@ _OPTIONS = {
     "decoder_kernel_sizes": KERNEL_SIZES,
     "glu": True,
     "normalize": "softmax",
-    **{option.field: option.usual for option in LAYER_OPTIONS},
-    "attention_conv": None,
+    **_OF_MIXERS,
     "cross_attention_conv": None,
     "normalize_before": False,
     "positions": "sinusoidal",
@@ -45,8 +48,6 @@ _OPTIONS = {
 }
 # Those that can be changed later, as in transformers' own models.
 _DROPOUTS = ("dropout", "weight_dropout", "attention_dropout")
-# Values that leave out what only some mixers have.
-_OF_MIXERS = {**{option.field: option.usual for option in LAYER_OPTIONS}, "attention_conv": None}
 # What looks like an option: transformers would keep it as an attribute that has no effect.
 _NO_OPTIONS = {*(field.name for kind in (StackConfig, MixerSpec) for field in fields(kind)), *OUR_OPTIONS}
 _STACKS = ("encoder_stack", "decoder_stack")
@@ -304,14 +305,15 @@ def _build(options: dict[str, Any], vocab_size: int, has_encoder: bool, share_em
     if len(kinds) != sum(counts):
         raise ValueError(f"mixer must be one name, or one for each of the {sum(counts)} layers, got {len(kinds)}")
     for name, usual in _OF_MIXERS.items():
-        readers = [kind for kind, known in MIXERS.items() if name in known.reads]
-        if chosen[name] != usual and not set(readers) & set(kinds):
-            raise ValueError(f"{name} needs a layer of type {' or '.join(readers)}: got mixer={chosen['mixer']!r}")
+        having = readers(name)
+        if chosen[name] != usual and not set(having) & set(kinds):
+            raise ValueError(f"{name} needs a layer of type {' or '.join(having)}: got mixer={chosen['mixer']!r}")
     encoder = None
     if has_encoder:
         sizes = _sizes("encoder_kernel_sizes", chosen["encoder_kernel_sizes"], counts[0])
         words, longest = chosen["source_vocab_size"], chosen["max_source_positions"]
         encoder = _stack(chosen, words, kinds[: counts[0]], sizes, longest)
+    conv = chosen["cross_attention_conv"]
     sizes = _sizes("decoder_kernel_sizes", chosen["decoder_kernel_sizes"], counts[1])
     decoder = _stack(
         chosen,
@@ -321,7 +323,7 @@ def _build(options: dict[str, Any], vocab_size: int, has_encoder: bool, share_em
         chosen["max_target_positions"],
         encoder_dim=chosen["d_model"] if has_encoder else None,
         share_input_output=chosen["share_input_output"],
-        cross_attention_conv=_convolution("cross_attention_conv", chosen),
+        cross_attention_conv=None if conv is None else read(AttentionConv, conv, "cross_attention_conv"),
     )
     return ModelConfig(decoder, encoder, share_embeddings).as_json()
 
@@ -332,27 +334,22 @@ def _sizes(name: str, sizes: Sequence[int], count: int) -> list[int]:
     return [*sizes, *[sizes[-1]] * count][:count]
 
 
-def _convolution(name: str, options: dict[str, Any]) -> AttentionConv | None:
-    return None if options[name] is None else read(AttentionConv, options[name], name)
-
-
 def _stack(
     options: dict[str, Any], vocab_size: int, kinds: list[str], sizes: list[int], longest: int | None, **more: Any
 ) -> StackConfig:
     dim, heads = options["d_model"], options["num_heads"]
     mixers = tuple(
-        MixerSpec(
-            kind=kind,
-            kernel_size=size,
-            conv_dim=dim,
-            num_heads=heads if "num_heads" in mixer(kind).reads else 1,
-            glu=options["glu"],
-            input_dropout=0.0,
-            weight_dropout=options["weight_dropout"],
-            normalize=options["normalize"],
-            attention_dropout=options["attention_dropout"],
-            attention_conv=_convolution("attention_conv", options) if mixer(kind).attends else None,
-            **{option.field: options[option.field] for option in LAYER_OPTIONS if kind in option.kinds},
+        read(
+            MixerSpec,
+            {
+                "kind": kind,
+                "kernel_size": size,
+                "conv_dim": dim,
+                "num_heads": heads if kind in readers("num_heads") else 1,
+                "input_dropout": 0.0,
+                **{name: options[name] for name in ("glu", "weight_dropout", "normalize", "attention_dropout")},
+                **{name: options[name] for name in _OF_MIXERS if kind in readers(name)},
+            },
         )
         for kind, size in zip(kinds, sizes, strict=True)
     )

@@ -18,7 +18,7 @@ from hydra.core.config_store import ConfigNode, ConfigStore
 from omegaconf import OmegaConf
 
 from lightconv_plugin.errors import InputError
-from lightconv_plugin.mixers import FAMILIES, MIXERS, UPSTREAM_FAMILY, WU
+from lightconv_plugin.mixers import UPSTREAM_FAMILY, WU_FAMILIES
 from lightconv_plugin.models.config import ConvTransformerConfig
 from lightconv_plugin.models.encoder_decoder import ConvTransformerModel
 from lightconv_plugin.models.language_model import ConvLanguageModel
@@ -79,8 +79,6 @@ TALK_SUFFIXES = {
     },
 }
 
-# Those of the first paper: the family's name → its token mixer.
-_FAMILIES = {family: kind for family, kind in FAMILIES.items() if MIXERS[kind].paper == WU}
 # Upstream's parsers set the defaults of these, so an architecture that somebody registers on its models may read them,
 # and cannot change them: it is the same model here.
 _PARSED = ("encoder_conv_type", "decoder_conv_type", "weight_softmax")
@@ -91,7 +89,7 @@ _PARSED_LM = (
 
 ARCHITECTURES = {
     family + suffix: {**_sides(conv_type=mixer), **options}
-    for family, mixer in _FAMILIES.items()
+    for family, mixer in WU_FAMILIES.items()
     for suffix, options in SUFFIXES.items()
     if not (family in UPSTREAM_FAMILY and suffix == "_cnndm")
 } | {"talkconv" + suffix: {**_TALK, **options} for suffix, options in TALK_SUFFIXES.items()}

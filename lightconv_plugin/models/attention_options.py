@@ -6,7 +6,7 @@ from typing import Any, Optional
 
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 
-from lightconv_plugin.mixers import MIXERS
+from lightconv_plugin.mixers import readers
 from lightconv_plugin.models.options import choice, flag, option
 from lightconv_plugin.modules.attention import CONV_KINDS, PROJECTIONS, AttentionConv
 from lightconv_plugin.modules.config import ModelConfig, StackConfig
@@ -44,12 +44,13 @@ def self_attention_fields(c: Namespace, side: str, types: list[str]) -> list[dic
     """
     _check(c)
     convolved = _selected(c, f"{side}_attention_conv", PROJECTIONS)
-    if convolved is not None and not any(MIXERS[kind].attends for kind in types):
+    having = readers("attention_conv")
+    if convolved is not None and not set(having) & set(types):
         raise ValueError(
-            f"--{side}-attention-conv needs a layer of type attention or window_attention: got --{side}-conv-type "
+            f"--{side}-attention-conv needs a layer of type {' or '.join(having)}: got --{side}-conv-type "
             + ",".join(types)
         )
-    return [{"attention_conv": convolved} if MIXERS[kind].attends else {} for kind in types]
+    return [{"attention_conv": convolved} if kind in having else {} for kind in types]
 
 
 def convolved_queries(c: Namespace, left_pad_target: bool) -> AttentionConv | None:

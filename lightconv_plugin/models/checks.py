@@ -5,7 +5,7 @@ from ast import literal_eval
 from collections.abc import Iterable
 
 from lightconv_plugin import ops
-from lightconv_plugin.mixers import LAYER_OPTIONS
+from lightconv_plugin.mixers import LAYER_OPTIONS, readers
 from lightconv_plugin.models.options import flag
 
 SIDES = ("encoder", "decoder")
@@ -46,10 +46,11 @@ def _check_layer_options(c: Namespace, sides: tuple[str, ...]) -> None:
             values = getattr(c, name) if option.per_layer else [getattr(c, name)]
             for value in values:
                 option.check(value, flag(name))
-            has_one = any(kind in option.kinds for side in of for kind in kinds(c, side))
+            having = readers(option.field)
+            has_one = any(kind in having for side in of for kind in kinds(c, side))
             if any(value != option.usual for value in values) and not has_one:
                 types = ", ".join(f"--{side}-conv-type {getattr(c, f'{side}_conv_type')}" for side in of)
-                raise ValueError(f"{flag(name)} needs a layer of type {' or '.join(option.kinds)}: got {types}")
+                raise ValueError(f"{flag(name)} needs a layer of type {' or '.join(having)}: got {types}")
 
 
 def _check_scalar_noise(c: Namespace, sides: tuple[str, ...]) -> None:

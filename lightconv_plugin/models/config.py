@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 
 from lightconv_plugin import ops
 from lightconv_plugin.expressions import evaluate
-from lightconv_plugin.mixers import LAYER_OPTIONS, MIXERS
+from lightconv_plugin.mixers import LAYER_OPTIONS, MIXERS, readers
 from lightconv_plugin.models.attention_options import AttentionConvOptions, convolved_queries, self_attention_fields
 from lightconv_plugin.models.checks import SIDES, check, check_heads, check_shared, cutoff, kinds
 from lightconv_plugin.models.options import choice, flag, option
@@ -267,7 +267,7 @@ def _layer_options(c: Namespace, side: str, types: list[str]) -> list[dict[str, 
         given = getattr(c, name) if ours.per_layer else [getattr(c, name)]
         values = _per_layer(list(given), len(types), flag(name), f"--{side}-layers")
         for layer, kind, value in zip(layers, types, values, strict=True):
-            if kind in ours.kinds:
+            if kind in readers(ours.field):
                 layer[ours.field] = type(ours.usual)(value)
     return layers
 

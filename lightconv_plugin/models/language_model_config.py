@@ -13,6 +13,7 @@ from fairseq.dataclass import FairseqDataclass
 from fairseq.models.transformer import TransformerConfig
 from omegaconf import II
 
+from lightconv_plugin.mixers import WU_FAMILIES
 from lightconv_plugin.models.checks import check, check_bands, check_cutoff, cutoff
 from lightconv_plugin.models.config import ConvTransformerConfig, fill_shared, mixers, options_of
 from lightconv_plugin.models.options import flag, option
@@ -234,10 +235,7 @@ TALK_LANGUAGE_MODELS = {
 }
 
 _FAMILIES = {
-    "lightweightconv": ({"decoder_conv_type": "lightweight"}, LANGUAGE_MODELS),
-    "dynamicconv": ({"decoder_conv_type": "dynamic"}, LANGUAGE_MODELS),
-    # Upstream's name for both.
-    "lightconv": ({"decoder_conv_type": "dynamic"}, LANGUAGE_MODELS),
+    **{family: ({"decoder_conv_type": mixer}, LANGUAGE_MODELS) for family, mixer in WU_FAMILIES.items()},
     "talkconv": ({"decoder_conv_type": "talk", "activation_fn": "swish"}, TALK_LANGUAGE_MODELS),
 }
 

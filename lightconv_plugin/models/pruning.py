@@ -9,7 +9,7 @@ from typing import Any
 from omegaconf import DictConfig, open_dict
 from torch import Tensor
 
-from lightconv_plugin.mixers import LAYER_OPTIONS, MIXERS
+from lightconv_plugin.mixers import LAYER_OPTIONS, OUR_OPTIONS, readers
 from lightconv_plugin.models.checks import SIDES, kinds
 
 # The options that may have an entry for each layer.
@@ -74,12 +74,11 @@ def _without_layers(c: Any, side: str) -> Iterator[tuple[str, Any]]:
     types = {each: set(kinds(c, each)) for each in SIDES if getattr(c, f"{each}_conv_type", None)}
     if side not in types:
         return
-    for option in LAYER_OPTIONS:
-        having = types[side] if option.per_layer else set().union(*types.values())
-        if having.isdisjoint(option.kinds):
-            yield (f"{side}_{option.field}", [option.usual]) if option.per_layer else (option.field, option.usual)
-    if types[side].isdisjoint(kind for kind, mixer in MIXERS.items() if mixer.attends):
-        yield f"{side}_attention_conv", None
+    for name, usual in OUR_OPTIONS.items():
+        field = name.removeprefix(f"{side}_")
+        having = set().union(*types.values()) if field == name else types[side]
+        if readers(field) and having.isdisjoint(readers(field)):
+            yield name, usual
 
 
 def _prune(state: dict[str, Tensor], cfg: Any) -> dict[str, Tensor]:

@@ -271,13 +271,14 @@ class ModelConfig:
 def _stack_as_json(stack: StackConfig) -> dict[str, Any]:
     values = asdict(stack)
     values["mixers"] = [{k: v for k, v in mixer.items() if k not in _DERIVED} for mixer in values["mixers"]]
-    for conv in (values["cross_attention_conv"], *(mixer["attention_conv"] for mixer in values["mixers"])):
-        if conv is not None:
-            conv["projections"] = list(conv["projections"])
-    for bands in ("adaptive_input", "adaptive_softmax"):
-        if values[bands] is not None:
-            values[bands]["cutoff"] = list(values[bands]["cutoff"])
-    return values
+    return _with_lists(values)
+
+
+def _with_lists(value: Any) -> Any:
+    """`value` with lists in place of tuples, as JSON gives it back."""
+    if isinstance(value, dict):
+        return {key: _with_lists(item) for key, item in value.items()}
+    return [*map(_with_lists, value)] if isinstance(value, (list, tuple)) else value
 
 
 def _stack_of_json(known: object, name: str, *, causal: bool) -> StackConfig:

@@ -96,7 +96,7 @@ def _convolution(kind: str, glu: bool, task_name: str) -> Model:
     folder = f"{task.model}.{kind}{'-glu' if glu else ''}"
     return Model(
         name=f"{kind}.{'glu' if glu else 'no_glu'}.{task_name}",
-        system={"lightconv": "LightConv", "dynamicconv": "DynamicConv"}[kind],
+        system=_KINDS[kind],
         task=task,
         beam=task.beam,
         lenpen=task.lenpen,
@@ -114,7 +114,7 @@ def _talk(task_name: str, beam: int, lenpen: float) -> Model:
     return Model(name, "TaLK", _TASKS[task_name], beam, lenpen, name, "", "", f"{name}.test", TALK_PAGE)
 
 
-_KINDS = ("lightconv", "dynamicconv")
+_KINDS = {"lightconv": "LightConv", "dynamicconv": "DynamicConv"}
 MODELS = {
     model.name: model
     for model in (
