@@ -29,7 +29,7 @@ environments=(
 )
 subset=(
     tests/compat tests/criterions tests/recipes/test_configs.py tests/models tests/modules tests/deployment
-    tests/ops/test_registration.py tests/ops/test_residual.py tests/ops/test_loss.py
+    tests/ops/test_registration.py tests/ops/test_recording.py tests/ops/test_residual.py tests/ops/test_loss.py
     tests/generation/test_models.py tests/generation/test_translator.py tests/checkpoints/test_average.py
     tests/checkpoints/test_convert.py tests/recipes/training/test_training.py tests/recipes/training/test_train_distributed.py
     tests/robustness/test_golden.py tests/robustness/test_wrong_configurations.py

@@ -5,10 +5,14 @@ import itertools
 import pytest
 import torch
 import torch._dynamo.compiled_autograd
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from lightconv_plugin import ops
 
+from .operators import CONVOLUTIONS, OPERATORS, random_call
+
 pytestmark = pytest.mark.usefixtures("backend")
+every_operator = pytest.mark.parametrize("operator", OPERATORS)
 
 
 def _calls():
@@ -135,3 +139,89 @@ def test_dropout_is_recorded_with_its_own_mask():
     out = ops.dropout(x, 0.5)
     (grad,) = torch.autograd.grad(out.sum(), x)
     assert torch.equal(grad, torch.where(out == 0, 0.0, 2.0))
+
+
+class Record(TorchDispatchMode):
+    """Keeps the name and the arguments of every call to one of the operators."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.namespace == "lightconv":
+            self.calls.append((func._opname, args))
+        return func(*args, **kwargs or {})
+
+
+@every_operator
+@pytest.mark.parametrize("wanted", [{0}, {1}, {2}, {0, 1}, {0, 2}, set()], ids=str)
+def test_only_the_gradients_that_are_needed_are_computed(operator, wanted):
+    call = random_call(operator, 5, 2, 2, 3, 2, 2)
+    needs = tuple(number in wanted for number in range(3))
+    for need, tensor in zip(needs, call.tensors.values(), strict=True):
+        tensor.requires_grad_(need)
+    out = call()
+    assert out.requires_grad == any(needs)
+    with Record() as record:
+        if wanted:
+            out.sum().backward()
+    asked = needs if operator == "talkconv" else needs[:2]  # the gradient of the bias is a sum in Python
+    assert [(name, args[-len(asked) :]) for name, args in record.calls] == (
+        [(operator + "_backward", asked)] if any(asked) else []
+    )
+    for need, tensor in zip(needs, call.tensors.values(), strict=True):
+        assert (tensor.grad is not None) == need
+
+
+@every_operator
+def test_kernels_are_given_unit_channel_strides_and_no_gradient_of_an_unused_result(operator):
+    call = random_call(operator, 5, 2, 2, 3, 3)
+    state = torch.randn(3, 2, 6, dtype=torch.float64).transpose(0, 2).contiguous().transpose(0, 2)
+    with Record() as record:
+        apart = call.replace(x=call.x.transpose(0, 2).contiguous().transpose(0, 2))
+        apart().sum().backward()  # the gradient is one number, expanded
+        out, new_state = apart.step(state)
+        out.sum().backward(retain_graph=True)
+        new_state.sum().backward()
+    backward = [args for name, args in record.calls if name == operator + "_step_backward"]
+    assert [(grad is None, grad_state is None) for grad, grad_state, *_ in backward] == [(False, True), (True, False)]
+    assert len(record.calls) == 5
+    for _, args in record.calls:
+        rows = [t for t in args if isinstance(t, torch.Tensor) and t.dim() == 3 and t.shape[-1] == 6]
+        assert rows and all(t.stride(-1) == 1 for t in rows)
+
+
+@every_operator
+def test_second_order_gradients_are_refused(operator):
+    call = random_call(operator, 5, 2, 2, 3, 2, 2)
+    (dx,) = torch.autograd.grad(call().square().sum(), call.x, create_graph=True)
+    with pytest.raises(RuntimeError, match="first-order gradients only"):
+        torch.autograd.grad(dx.sum(), [*call.given.values()][1])
+
+
+@every_operator
+def test_no_graph_without_gradients(operator):
+    call = random_call(operator, 5, 2, 2, 3, 2)
+    with torch.no_grad():
+        assert not call().requires_grad
+    for tensor in call.given.values():
+        tensor.requires_grad_(False)
+    assert not call().requires_grad
+    with torch.inference_mode():
+        call.step()
+
+
+@pytest.mark.parametrize("operator", CONVOLUTIONS)
+def test_activation_checkpointing_draws_the_same_mask_again(operator):
+    call = random_call(operator, 5, 2, 2, 3, 2, 1, bias=False)
+
+    def run(x, weight):
+        return getattr(ops, operator)(x, weight, 2, dropout=0.5).square()
+
+    torch.manual_seed(1)
+    want = call.gradients(run(call.x, call.weight).sum(), None)
+    torch.manual_seed(1)
+    out = torch.utils.checkpoint.checkpoint(run, call.x, call.weight, use_reentrant=False)
+    for name, ours in call.gradients(out.sum(), None).items():
+        assert torch.equal(ours, want[name])

@@ -48,12 +48,19 @@ TORCH_LIBRARY_IMPL(lightconv, CPU, m) {
 }
 """.replace("OPERATORS", ", ".join(f'"{name}"' for name in backends.OPERATORS + backends.CPU_OPERATORS))
 # A compiler that waits before it compiles until the file "go" beside it exists, and says by "begun" that it was called.
-SLOW_COMPILER = """#!/bin/sh
+SLOW_COMPILER = """\
 case " $* " in
     *" -c "*) : >"{folder}/begun"; for i in $(seq 600); do [ -e "{folder}/go" ] && break; sleep 0.1; done ;;
 esac
 exec {compiler} "$@"
 """
+
+
+def script(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{text}")
+    path.chmod(0o755)
+    return path
 
 
 class Toy:
@@ -70,10 +77,8 @@ class Toy:
         path.write_text(source)
 
     def slow_compiler(self) -> Path:
-        path = self.folder / "slow"
-        path.write_text(SLOW_COMPILER.format(folder=self.folder, compiler=os.environ.get("CXX") or "c++"))
-        path.chmod(0o755)
-        return path
+        compiler = os.environ.get("CXX") or "c++"
+        return script(self.folder / "slow", SLOW_COMPILER.format(folder=self.folder, compiler=compiler))
 
     def built(self) -> list[str]:
         """All that is in the cache, hidden files too."""

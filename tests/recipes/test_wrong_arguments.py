@@ -1,4 +1,4 @@
-"""Commands that are refused: one line, status 2, nothing is written. (`lightconv prepare`: data/test_download.py.)"""
+"""Commands that are refused: one line, status 2, nothing is written. (`prepare`: data/test_prepare_options.py.)"""
 
 import pytest
 

@@ -13,6 +13,12 @@ from tests.recipes.conftest import heed_ctrl_c, script_environment
 from tests.recipes.data.archive_server import LOCAL
 from tests.warm_python import warm_python
 
+SMALL = ("--bpe", "60", "--workers", "1")
+
+
+def lines(path):
+    return path.read_text(encoding="utf-8").splitlines()
+
 
 def prepare(home, task, *arguments):
     """Run `lightconv prepare`; the result has returncode and stderr. `home` is where data/ and runs/ are by default.

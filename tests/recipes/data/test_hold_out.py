@@ -6,10 +6,7 @@ import pytest
 
 from lightconv_plugin.errors import CorpusError
 from lightconv_plugin.recipes.data.pairs import PairWriter, hold_out
-
-
-def lines(path):
-    return path.read_text(encoding="utf-8").splitlines()
+from tests.recipes.data.preparations import lines
 
 
 def write_pairs(folder, pairs):

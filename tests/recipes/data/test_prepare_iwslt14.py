@@ -19,6 +19,7 @@ from lightconv_plugin.recipes.data.options import Options, Request
 from lightconv_plugin.recipes.data.pairs import keep_pair
 from tests.recipes.conftest import check_recipes, script_environment
 from tests.recipes.data.archive_server import LOCAL, iwslt_archive, serve
+from tests.recipes.data.preparations import lines
 from tests.warm_python import warm_python
 
 STEPS = ("raw text", "tokenise", "learn 120 BPE merges", "apply BPE", "binarise")
@@ -76,10 +77,6 @@ def prepared(tmp_path_factory, sentences):
     return out
 
 
-def lines_of(path):
-    return path.read_text(encoding="utf-8").splitlines()
-
-
 def test_everything_is_there_and_nothing_else(prepared):
     assert sorted(path.name for path in prepared.iterdir()) == sorted(
         [".steps", "bpe", "corpus.json", "data-bin", "download", "preprocess.log", "raw", "tok"]
@@ -91,15 +88,15 @@ def test_everything_is_there_and_nothing_else(prepared):
     assert {path.name for path in (prepared / "data-bin").glob("*.bin")} == {
         f"{split}.de-en.{lang}.bin" for split in about["splits"] for lang in ("de", "en")
     }
-    assert lines_of(prepared / "data-bin/dict.de.txt") != lines_of(prepared / "data-bin/dict.en.txt")
+    assert lines(prepared / "data-bin/dict.de.txt") != lines(prepared / "data-bin/dict.en.txt")
 
 
 def test_titles_are_text_and_addresses_are_not(prepared):
     for lang in ("de", "en"):
-        lines = lines_of(prepared / f"raw/train.{lang}")
-        assert len(lines) == PAIRS + 2 * PAIRS // TALK
-        assert lines[:2] == ["Talk 0", "TED Talk Subtitles: 0."]
-        assert not re.search("<url>|<talkid>|<keywords>|description", "".join(lines))
+        raw = lines(prepared / f"raw/train.{lang}")
+        assert len(raw) == PAIRS + 2 * PAIRS // TALK
+        assert raw[:2] == ["Talk 0", "TED Talk Subtitles: 0."]
+        assert not re.search("<url>|<talkid>|<keywords>|description", "".join(raw))
 
 
 def test_pairs_are_cleaned_and_every_23rd_is_for_validation(prepared):
@@ -109,25 +106,25 @@ def test_pairs_are_cleaned_and_every_23rd_is_for_validation(prepared):
     sides = []
     for lang in ("de", "en"):
         tokenise = moses.tokeniser(lang, lowercase=True)
-        sides.append([tokenise(line) for line in lines_of(prepared / f"raw/train.{lang}")])
+        sides.append([tokenise(line) for line in lines(prepared / f"raw/train.{lang}")])
     rows = [row for row in zip(*sides, strict=True) if keep_pair(*row, 175, 1.5)]
     assert len(sides[0]) - 12 < len(rows) < len(sides[0]) - 2
     for side, lang in enumerate(("de", "en")):
-        assert lines_of(prepared / f"tok/valid.{lang}") == [row[side] for row in rows[22::23]]
+        assert lines(prepared / f"tok/valid.{lang}") == [row[side] for row in rows[22::23]]
         rest = [row[side] for number, row in enumerate(rows, 1) if number % 23]
-        assert lines_of(prepared / f"tok/train.{lang}") == rest
+        assert lines(prepared / f"tok/train.{lang}") == rest
 
 
 def test_the_test_set_is_the_five_sets_in_their_order(prepared, sentences):
     for side, lang in ((1, "de"), (0, "en")):
-        assert lines_of(prepared / f"raw/test.{lang}") == [row[side] for row in sentences[:20]]  # untouched
-        assert len(lines_of(prepared / f"tok/test.{lang}")) == 20
-    assert lines_of(prepared / "tok/test.en")[1] == "it &apos;s the u.s ."
-    assert lines_of(prepared / "tok/test.de")[1] == "er sagt &apos; s , z.b. &lt; i &gt; so &lt; / i &gt; ."
+        assert lines(prepared / f"raw/test.{lang}") == [row[side] for row in sentences[:20]]  # untouched
+        assert len(lines(prepared / f"tok/test.{lang}")) == 20
+    assert lines(prepared / "tok/test.en")[1] == "it &apos;s the u.s ."
+    assert lines(prepared / "tok/test.de")[1] == "er sagt &apos; s , z.b. &lt; i &gt; so &lt; / i &gt; ."
 
 
 def test_bpe_is_joint(prepared):
-    assert len(lines_of(prepared / "bpe/codes")) == 121  # its first line is the version
+    assert len(lines(prepared / "bpe/codes")) == 121  # its first line is the version
     for split, lang in itertools.product(("train", "valid", "test"), ("de", "en")):
         encoded = (prepared / f"bpe/{split}.{lang}").read_text()
         assert encoded.replace("@@ ", "") == (prepared / f"tok/{split}.{lang}").read_text()
@@ -211,4 +208,4 @@ def test_a_changed_archive_is_taken_up(tmp_path, sentences, capsys, monkeypatch)
     run_python(archive, tmp_path / "out", any_size=True)
     done = [line for line in capsys.readouterr().err.splitlines() if "done before" in line]
     assert done == ["learn 50 BPE merges: done before"]
-    assert lines_of(tmp_path / "out/tok/test.de")[0] == "ganz neu ."
+    assert lines(tmp_path / "out/tok/test.de")[0] == "ganz neu ."

@@ -48,6 +48,17 @@ def task(folder, configs=("dynamicconv", "talkconv"), **changes):
     return folder
 
 
+def edit(path, **changes):
+    content = yaml.safe_load(path.read_text())
+    for key, value in changes.items():
+        *parents, last = key.split("__")
+        place = content
+        for parent in parents:
+            place = place[parent]
+        place[last] = value
+    path.write_text("# another comment\n" + yaml.safe_dump(content))
+
+
 # Waits while there is a file $HOLD, though not for ever; ends early after the updates in $UPDATES, as if killed.
 TRAIN = """\
 #!/usr/bin/env bash
