@@ -85,10 +85,14 @@ def _groups_are_confused() -> bool:
 
 @patch(versions="fairseq's main branch, fairseq-fixed", needed=_groups_are_confused)
 def diverse_groups() -> None:
-    """fairseq's --diverse-beam-groups fails with an IndexError, or takes one sentence's penalties for another's.
+    """fairseq's --diverse-beam-groups fails with an IndexError, takes one sentence's penalties for another's, or
+    continues hypotheses after their end.
 
     It keeps the overlap of the groups by row of the batch, and reads it by the sentence's number in the data set. Here
     the numbers of the first step tell the row.
+
+    It chooses no more candidates than there are hypotheses, so that one that has ended stays among them, and competes
+    with the others. Here only padding follows it, at the last place of its group, where the generator ignores it.
     """
     from fairseq.search import DiverseBeamSearch
 
@@ -113,6 +117,12 @@ def diverse_groups() -> None:
             if step == 0:
                 self.numbers = original_batch_idxs
             rows = original_batch_idxs.unsqueeze(1).eq(self.numbers).to(torch.uint8).argmax(1)
+        if step > 0 and prev_output_tokens is not None:
+            words, totals = prev_output_tokens[:, -1].view(lprobs.size(0), -1), scores[:, :, step - 1]
+            ended = (words.eq(self.eos) | words.eq(self.pad)) & totals.ne(-math.inf)
+            lprobs = lprobs.masked_fill(ended.unsqueeze(2), -math.inf)
+            # Their new totals are below any other, and within float16.
+            lprobs[:, :, self.pad] = torch.where(ended, -30000 - totals, lprobs[:, :, self.pad])
         return self.step_of_rows(step, lprobs, scores, prev_output_tokens, rows)
 
     DiverseBeamSearch.__init__ = __init__

@@ -17,6 +17,7 @@ from fairseq.sequence_generator import SequenceGenerator
 import lightconv_plugin.models  # noqa: F401 (the patches)
 from tests.compat.fairseq_runs import is_applied, unpatched
 from tests.fairseq_cli import REPOSITORY
+from tests.generation import toys
 from tests.models.toys import dictionary
 from tests.warm_python import warm_python
 
@@ -100,7 +101,8 @@ def grouped(search, lprobs, scores, numbers):
     rows = torch.arange(len(numbers))
     for step in range(4):
         rows = rows[rows != 1] if step == 2 else rows
-        inputs = lprobs[step, rows].clone(), scores[rows, :, :step], torch.zeros(0)
+        words = torch.full((6 * len(rows), step + 1), 4)
+        inputs = lprobs[step, rows].clone(), scores[rows, :, :step], words
         for row, *found in zip(rows.tolist(), *search.step(step, *inputs, numbers[rows]), strict=True):
             chosen[step, row] = [part.tolist() for part in found]
     return chosen
@@ -118,6 +120,21 @@ def test_groups_of_beams_are_those_of_each_sentence_alone(numbers, scripted):
         alone = grouped(search, lprobs[:, [sentence] * 3], scores[[sentence] * 3], torch.arange(3))
         for (step, row), choice in together.items():
             assert row != sentence or choice == alone[step, 0]
+
+
+@pytest.mark.parametrize("prefix", [None, torch.full((8, 1), 5)], ids=["", "prefix"])
+@pytest.mark.parametrize("groups", [1, 2])
+def test_groups_do_not_continue_what_has_ended(groups, prefix):
+    torch.manual_seed(groups)
+    model, words = toys.fairseqs(), dictionary(toys.VOCABULARY)
+    search = DiverseBeamSearch(words, groups, 0.5)
+    generator = SequenceGenerator([model], words, beam_size=4, max_len_b=20, search_strategy=search)
+    found = generator.generate([model], toys.batch(8), prefix_tokens=prefix)
+    found = [one["tokens"] for ranked in found for one in ranked]
+    assert len(found) == 8 * 4
+    for tokens in found:
+        assert tokens.eq(words.eos()).nonzero().flatten().tolist() == [len(tokens) - 1]
+        assert not tokens.eq(words.pad()).any()
 
 
 def test_fairseq_alone_confuses_the_groups():
