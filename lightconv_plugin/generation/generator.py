@@ -119,8 +119,7 @@ class FastGenerator(SequenceGenerator):
         if reason is not None:
             if self._shortlist is not None:
                 raise ValueError(f"--generation-shortlist does not support {reason}")
-            asked = "" if self.options.dtype in ("float32", AUTO) else f", not in {self.options.dtype}"
-            self._say(f"falling back to fairseq's generator{asked}: {reason} is not supported")
+            self._say(falling_back(reason, self.options.dtype))
             return super()._generate(sample, prefix_tokens, constraints, bos_token)
         source = net_input["src_tokens"]
         lengths = net_input.get("src_lengths") if _LENGTHS_ARE_GIVEN else None
@@ -160,6 +159,12 @@ class FastGenerator(SequenceGenerator):
         if message not in self._said:
             self._said.add(message)
             logger.info("%s", message)
+
+
+def falling_back(reason: str, dtype: str) -> str:
+    """The line of the log for what fairseq's generator has to translate, in the models' own type."""
+    asked = "" if dtype in ("float32", AUTO) else f", not in {dtype}"
+    return f"falling back to fairseq's generator{asked}: {reason} is not supported"
 
 
 def _check(

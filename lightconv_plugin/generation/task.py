@@ -13,6 +13,7 @@ generator.py passes them on as `SearchOptions`.
 import logging
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import NoneType
 from typing import TYPE_CHECKING
 
 from fairseq.dataclass import ChoiceEnum
@@ -80,17 +81,18 @@ class TranslationFastTask(TranslationTask):
             if dtype not in ("float32", AUTO):
                 raise ValueError(f"--score-reference scores in the model's own type, not in --generation-dtype {dtype}")
         if seq_gen_cls is None:
+            from lightconv_plugin.generation.generator import FastGenerator, falling_back  # most trainings never search
+
             if getattr(args, "print_alignment", None):
                 if self.cfg.generation_shortlist:
                     raise ValueError("--generation-shortlist and --print-alignment exclude each other")
                 if any(_without_weights(model) for model in models):
                     raise ValueError(
-                        "--print-alignment: a model with --decoder-cross-attention-conv has no weights to print"
+                        "--print-alignment: a model with --decoder-cross-attention-conv or --no-cross-attention has no "
+                        "weights to print"
                     )
-                logger.info("falling back to fairseq's generator: --print-alignment is not supported")
+                logger.info(falling_back("--print-alignment", dtype))
             else:
-                from lightconv_plugin.generation.generator import FastGenerator  # most trainings never search
-
                 seq_gen_cls = FastGenerator
                 extra_gen_cls_kwargs = {
                     **(extra_gen_cls_kwargs or {}),
@@ -134,8 +136,9 @@ class TranslationFastTask(TranslationTask):
 
 
 def _without_weights(model) -> bool:
-    """Whether the attention over the encoder returns no weights, which fairseq would print."""
+    """Whether there is no attention over the encoder, or it returns no weights, which fairseq would print."""
     from lightconv_plugin.models.token_mixers import ConvolvedEncoderAttention
 
     layers = getattr(model.decoder, "layers", ())
-    return any(isinstance(getattr(layer, "encoder_attn", None), ConvolvedEncoderAttention) for layer in layers)
+    attentions = (getattr(layer, "encoder_attn", layer) for layer in layers)
+    return any(isinstance(attention, (ConvolvedEncoderAttention, NoneType)) for attention in attentions)

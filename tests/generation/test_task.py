@@ -91,12 +91,19 @@ def test_builds_the_generator_that_was_asked_for():
     assert generator.options.cuda_graphs is None
     aligned = task.build_generator(models, Namespace(print_alignment="hard"))
     assert type(aligned) is SequenceGeneratorWithAlignment
-    models += [toys.ours(decoder_cross_attention_conv="q")]
-    with pytest.raises(
-        ValueError, match="--print-alignment: a model with --decoder-cross-attention-conv has no weights"
-    ):
-        task.build_generator(models, Namespace(print_alignment="hard"))
+    for option in ({"decoder_cross_attention_conv": "q"}, {"no_cross_attention": True}):
+        name = "--" + next(iter(option)).replace("_", "-")
+        with pytest.raises(ValueError, match=f"--print-alignment: a model with .*{name}.* has no weights"):
+            task.build_generator([*models, toys.ours(**option)], Namespace(print_alignment="hard"))
     assert type(task.build_generator(models, Namespace(), seq_gen_cls=SequenceGenerator)) is SequenceGenerator
+
+
+def test_the_log_says_that_alignments_are_not_printed_in_the_type_that_was_asked_for(caplog):
+    words = dictionary(toys.VOCABULARY)
+    task = TranslationFastTask(TranslationFastConfig(generation_dtype="int8"), words, words)
+    with caplog.at_level("INFO", logger="lightconv_plugin.generation"):
+        task.build_generator([toys.ours()], Namespace(print_alignment="hard"))
+    assert "falling back to fairseq's generator, not in int8: --print-alignment is not supported" in caplog.text
 
 
 def test_references_are_scored_in_the_models_type():
