@@ -128,3 +128,47 @@ def diverse_groups() -> None:
     DiverseBeamSearch.__init__ = __init__
     DiverseBeamSearch.step_of_rows = original_step
     DiverseBeamSearch.step = step
+
+
+def _ended_samples_need_words() -> bool:
+    from fairseq.data import Dictionary
+    from fairseq.search import Sampling
+
+    words = Dictionary()
+    nothing = torch.full((1, 1, len(words)), -math.inf)
+    try:
+        Sampling(words).step(2, nothing, torch.zeros(1, 1, 2), torch.tensor([[2, 3, 2]]), torch.tensor([0]))
+    except RuntimeError:
+        return True
+    return False
+
+
+@patch(versions="all versions of fairseq", needed=_ended_samples_need_words)
+def ended_samples() -> None:
+    """fairseq's --sampling with --no-repeat-ngram-size fails where all words are blocked for a sample that has ended.
+
+    A sample is continued, to no effect, until the others of its sentence have ended as well. Only the end is possible
+    in the last step, and blocked if it would be a repetition. Here the sample then ends once more.
+    """
+    from fairseq.search import Sampling
+
+    original_step = Sampling.step
+
+    # torch.jit.script compiles this method with SequenceGenerator, so it uses only what TorchScript supports.
+    @torch.jit.export
+    def step(
+        self,
+        step: int,
+        lprobs: torch.Tensor,
+        scores: torch.Tensor,
+        prev_output_tokens: torch.Tensor | None = None,
+        original_batch_idxs: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        if step > 0 and prev_output_tokens is not None:
+            ended = prev_output_tokens[:, 1:].eq(self.eos).any(dim=1).view(lprobs.size(0), -1)
+            blocked = lprobs.amax(dim=2).eq(-math.inf)
+            lprobs[:, :, self.eos] = lprobs[:, :, self.eos].masked_fill(ended & blocked, 0.0)
+        return self.step_of_words(step, lprobs, scores, prev_output_tokens, original_batch_idxs)
+
+    Sampling.step_of_words = original_step
+    Sampling.step = step

@@ -11,7 +11,7 @@ pytest.importorskip("fairseq")
 
 from fairseq.data import data_utils
 from fairseq.ngram_repeat_block import NGramRepeatBlock
-from fairseq.search import DiverseBeamSearch
+from fairseq.search import DiverseBeamSearch, Sampling
 from fairseq.sequence_generator import SequenceGenerator
 
 import lightconv_plugin.models  # noqa: F401 (the patches)
@@ -145,6 +145,19 @@ def test_fairseq_alone_confuses_the_groups():
     search.step = search.step_of_rows
     with pytest.raises(IndexError):
         grouped(search, torch.randn(4, 3, 6, len(words)), torch.randn(3, 6, 4), torch.tensor([50, 7, 9]))
+
+
+@pytest.mark.parametrize("scripted", [False, True], ids=["", "scripted"])
+def test_ended_samples_need_no_words_that_are_not_blocked(scripted):
+    """fairseq continues them as long as others of their sentence; the end is all that the last step leaves."""
+    torch.manual_seed(1)
+    model, words = toys.fairseqs(), dictionary(toys.VOCABULARY)
+    options = {"beam_size": 4, "max_len_b": 9, "no_repeat_ngram_size": 1}
+    generator = SequenceGenerator([model], words, search_strategy=Sampling(words), **options)
+    search = torch.jit.script(generator) if scripted else generator
+    found = [one["tokens"].tolist() for ranked in search({"net_input": toys.batch(8)["net_input"]}) for one in ranked]
+    assert len(found) == 8 * 4
+    assert all(len(set(tokens)) == len(tokens) for tokens in found)
 
 
 BLOCK = """
