@@ -85,11 +85,10 @@ def _groups_are_confused() -> bool:
 
 @patch(versions="fairseq's main branch, fairseq-fixed", needed=_groups_are_confused)
 def diverse_groups() -> None:
-    """fairseq's --diverse-beam-groups fails with an IndexError, takes one sentence's penalties for another's, or
-    continues hypotheses after their end.
+    """fairseq's --diverse-beam-groups fails, mixes the penalties of sentences, or continues hypotheses after their end.
 
-    It keeps the overlap of the groups by row of the batch, and reads it by the sentence's number in the data set. Here
-    the numbers of the first step tell the row.
+    It keeps the overlap of the groups by row of the batch, and reads it by the sentence's number in the data set: this
+    is another sentence's, or an IndexError. Here the numbers of the first step tell the row.
 
     It chooses no more candidates than there are hypotheses, so that one that has ended stays among them, and competes
     with the others. Here only padding follows it, at the last place of its group, where the generator ignores it.
