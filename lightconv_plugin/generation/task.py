@@ -80,6 +80,11 @@ class TranslationFastTask(TranslationTask):
                 raise ValueError("--generation-shortlist and --score-reference exclude each other")
             if dtype not in ("float32", AUTO):
                 raise ValueError(f"--score-reference scores in the model's own type, not in --generation-dtype {dtype}")
+        if getattr(args, "lm_path", None):
+            if getattr(args, "score_reference", False):
+                raise ValueError("--lm-path and --score-reference exclude each other")
+            if (extra_gen_cls_kwargs or {}).get("lm_model") is None:
+                raise ValueError("--lm-path: only fairseq-generate loads a language model")
         if seq_gen_cls is None:
             from lightconv_plugin.generation.generator import FastGenerator, falling_back  # most trainings never search
 

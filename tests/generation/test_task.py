@@ -117,6 +117,18 @@ def test_references_are_scored_in_the_models_type():
         task.build_generator(models, scoring)
 
 
+def test_a_language_model_that_would_be_left_out_is_refused():
+    """fairseq-interactive loads none, and references are scored without it; neither says so."""
+    words = dictionary(toys.VOCABULARY)
+    task, models = TranslationFastTask(TranslationFastConfig(), words, words), [toys.ours()]
+    with pytest.raises(ValueError, match="--lm-path: only fairseq-generate loads a language model"):
+        task.build_generator(models, Namespace(lm_path="lm.pt"))
+    loaded = {"lm_model": scramble(build_lm()), "lm_weight": 0.5}
+    assert task.build_generator(models, Namespace(lm_path="lm.pt"), extra_gen_cls_kwargs=loaded).lm_weight == 0.5
+    with pytest.raises(ValueError, match="--lm-path and --score-reference exclude each other"):
+        task.build_generator(models, Namespace(lm_path="lm.pt", score_reference=True), extra_gen_cls_kwargs=loaded)
+
+
 def test_fairseq_continues_texts_with_language_models(caplog):
     model, batch = scramble(build_lm()), {"net_input": {"src_tokens": torch.tensor([[4, 5, 6], [7, 8, 9]])}}
     words = model.decoder.dictionary
