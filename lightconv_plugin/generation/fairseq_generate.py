@@ -10,6 +10,7 @@ import warnings
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 from lightconv_plugin.errors import InputError
 from lightconv_plugin.paths import package_dir
@@ -60,6 +61,19 @@ def parse_options(arguments: Sequence[str], command: str = "generate"):
             return convert_namespace_to_omegaconf(parsed)
         except Exception as error:  # of hydra, whose own have no common base
             fail(" ".join(str(error).split()))
+
+
+def check_strategy(generation) -> None:
+    """Raise InputError for options of the search that fairseq does not take together; it says so once the model is
+    loaded."""
+    from fairseq.data import Dictionary
+    from fairseq.tasks import FairseqTask
+
+    task = SimpleNamespace(target_dictionary=Dictionary())
+    try:
+        FairseqTask.build_generator(task, [], generation, seq_gen_cls=lambda *_, **__: None)
+    except (AssertionError, ValueError) as error:
+        raise InputError(f"in the options for fairseq-generate: {error}") from None
 
 
 def _run(command: str, data: Path, checkpoint: Path, subset: str, options: Sequence[str]) -> str:

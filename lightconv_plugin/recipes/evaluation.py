@@ -77,6 +77,9 @@ def check_search(data: Path, options: Sequence[str], how: Measuring, warn: Calla
     config = fairseq_generate.parse_options([str(data), *fairseq_generate.DEFAULTS, *options])
     names = {chosen._name for chosen in (config.bpe, config.tokenizer) if chosen is not None}
     how.check_decoded(bool(names & DECODING), "the text")
+    fairseq_generate.check_strategy(config.generation)
+    if config.generation.sampling and config.generation.beam != 1:
+        raise InputError("--sampling draws as many translations as --beam, of which one is scored: give --beam 1")
     if given := config.generation.prefix_size:
         warn(
             f"--prefix-size {given}: each translation begins with as many words of its reference, which are scored too"
