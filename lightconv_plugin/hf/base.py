@@ -1,8 +1,7 @@
-"""What the transformers models share: loading, saving, hooks for `generate`, argument checks."""
+"""What the transformers models share: loading, saving, steps of the decoder, argument checks."""
 
 from __future__ import annotations
 
-import copy
 import os
 from dataclasses import dataclass
 from typing import Any
@@ -10,15 +9,14 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import ForcedEOSTokenLogitsProcessor, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
+from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput, ModelOutput
 
 from lightconv_plugin.checkpoints.exported import SearchDefaults
 from lightconv_plugin.checkpoints.saving import generation
 from lightconv_plugin.errors import InputError
-from lightconv_plugin.hf.cache import CACHE, NAMES, LightConvCache
+from lightconv_plugin.hf.cache import NAMES, LightConvCache
 from lightconv_plugin.hf.config import LightConvConfig
-from lightconv_plugin.hf.stopping import StopTexts
 from lightconv_plugin.hf.weights import check_saved, checked_arguments
 from lightconv_plugin.modules.config import StackConfig
 from lightconv_plugin.modules.embeddings import positions_of
@@ -59,23 +57,8 @@ class LightConvEncoder(Encoder):
         return output.to_tuple() if return_dict is False else output
 
 
-class EndKeepsItsScore(ForcedEOSTokenLogitsProcessor):
-    """At the maximum length, only `</s>` is possible, with its own score, as in fairseq.
-
-    transformers gives it the best possible score, so that truncated sentences would be preferred.
-    """
-
-    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        if input_ids.shape[-1] != self.max_length - 1:
-            return scores
-        kept = torch.full_like(scores, -torch.inf)
-        end = scores[:, self.eos_token_id]
-        kept[:, self.eos_token_id] = end.masked_fill(end.eq(-torch.inf), 0)
-        return kept
-
-
 class LightConvPreTrainedModel(PreTrainedModel):
-    """What both models share: loading, saving, and hooks for `generate`."""
+    """What both models share: loading, saving, and steps of the decoder."""
 
     config_class = LightConvConfig
     config: LightConvConfig
@@ -180,52 +163,6 @@ class LightConvPreTrainedModel(PreTrainedModel):
     def get_output_embeddings(self) -> nn.Module | None:
         """The output projection; None if it shares the embeddings' weight."""
         return self.decoder.output_projection
-
-    def _prepare_cache_for_generation(
-        self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
-    ) -> None:
-        """Start `generate` with an empty cache, unless one is given or caching is disabled."""
-        kind = generation_config.cache_implementation
-        if kind not in (None, "dynamic"):
-            raise ValueError(f"cache_implementation={kind!r} is not supported: leave it out")
-        past = given_cache(*(model_kwargs.pop(name, None) for name in NAMES))
-        if past is not None:
-            past._is_user_defined = True
-        elif generation_config.use_cache is not False:
-            past = LightConvCache()
-        if past is not None:
-            model_kwargs[CACHE] = past
-
-    def _get_logits_processor(self, generation_config: Any, *args: Any, **kwargs: Any) -> LogitsProcessorList:
-        self._check_source_words(generation_config)
-        found = super()._get_logits_processor(generation_config, *args, **kwargs)  # type: ignore[misc]
-        for i, processor in enumerate(found):
-            if type(processor) is ForcedEOSTokenLogitsProcessor:
-                end = processor.eos_token_id
-                found[i] = EndKeepsItsScore(processor.max_length, end, str(end.device))
-        return found
-
-    def _check_source_words(self, generation_config: Any) -> None:
-        """ValueError for options that look up the source's ids among the target's words, if these are others."""
-        source, target = self.config.encoder_stack, self.config.decoder_stack
-        if source is None or source["vocab_size"] == target["vocab_size"]:
-            return
-        for name, usual in (("encoder_repetition_penalty", 1), ("encoder_no_repeat_ngram_size", 0)):
-            if (given := getattr(generation_config, name, None)) not in (None, usual):
-                raise ValueError(
-                    f"{name} needs a dictionary for both languages, got {given} for a model with "
-                    f"{source['vocab_size']} source and {target['vocab_size']} target words"
-                )
-
-    def _get_stopping_criteria(
-        self, generation_config: Any, stopping_criteria: Any, tokenizer: Any = None, **kwargs: Any
-    ) -> StoppingCriteriaList:
-        strings = generation_config.stop_strings
-        if strings is not None and tokenizer is not None:
-            generation_config = copy.copy(generation_config)
-            generation_config.stop_strings = None
-            stopping_criteria = StoppingCriteriaList([*(stopping_criteria or ()), StopTexts(strings, tokenizer)])
-        return super()._get_stopping_criteria(generation_config, stopping_criteria, tokenizer, **kwargs)  # type: ignore[misc]
 
     def _decode(
         self,

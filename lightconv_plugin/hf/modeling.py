@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from torch import Tensor, nn
-from transformers import GenerationMixin
 from transformers.modeling_outputs import BaseModelOutput, CausalLMOutputWithPast, ModelOutput, Seq2SeqLMOutput
 
 from lightconv_plugin.hf.base import (
@@ -18,10 +17,11 @@ from lightconv_plugin.hf.base import (
 )
 from lightconv_plugin.hf.cache import CACHE, LightConvCache
 from lightconv_plugin.hf.config import LightConvConfig
+from lightconv_plugin.hf.generation import LightConvGenerationMixin
 from lightconv_plugin.modules.transformer import Decoder
 
 
-class LightConvForConditionalGeneration(LightConvPreTrainedModel, GenerationMixin):
+class LightConvForConditionalGeneration(LightConvPreTrainedModel, LightConvGenerationMixin):
     """The encoder-decoder: translation and summarisation.
 
     Raises:
@@ -137,7 +137,7 @@ class LightConvForConditionalGeneration(LightConvPreTrainedModel, GenerationMixi
         return self._given(output, return_dict)
 
 
-class LightConvForCausalLM(LightConvPreTrainedModel, GenerationMixin):
+class LightConvForCausalLM(LightConvPreTrainedModel, LightConvGenerationMixin):
     """The language model.
 
     Raises:

@@ -10,6 +10,7 @@ from lightconv_plugin.generation.beam_search import Search, SearchOptions
 from lightconv_plugin.generation.steps import StepModel
 from lightconv_plugin.generation.translator import Translator
 from lightconv_plugin.hf import LightConvCache
+from lightconv_plugin.hf.cache import CACHE
 from lightconv_plugin.modules import MIXERS
 from lightconv_plugin.text.recipe import Recipe
 from lightconv_plugin.text.sides import TextSide
@@ -201,6 +202,31 @@ def test_a_translation_goes_on_from_its_first_words_and_from_an_encoded_source()
     encoded = model.get_encoder()(source)
     again = model.generate(encoder_outputs=encoded, decoder_input_ids=begin, max_length=8)
     assert torch.equal(again, found)
+
+
+def test_a_translation_goes_on_from_a_cache():
+    model, source = biased(seq2seq, mixer=ONE_OF_EACH[:4]), words(2, 4)
+    options = {"eos_token_id": None, "return_dict_in_generate": True, "output_scores": True}
+    expected = model.generate(source, max_length=9, **options)
+    first = model.generate(source, max_length=5, **options)
+    begin = {"decoder_input_ids": first.sequences, CACHE: first[CACHE]}
+    more = model.generate(source, max_length=9, **begin, **options)
+    assert torch.equal(more.sequences, expected.sequences)
+    close(torch.stack(more.scores), torch.stack(expected.scores[4:]))
+
+
+@pytest.mark.parametrize("make", [language_model, seq2seq])
+def test_a_cache_that_has_all_tokens_is_refused(make):
+    model, tokens = make(), words(2, 4)
+    tokens[:, 0] = EOS
+    name = "decoder_input_ids" if make is seq2seq else "input_ids"
+    inputs, options = {"input_ids": words(2, 4), name: tokens}, {"num_beams": 1, "max_length": 9}
+    for count in (4, 2):
+        given = {**inputs, name: tokens[:, :count], CACHE: model(**inputs)[CACHE]}
+        with pytest.raises(ValueError, match=f"{name} must be all tokens, more than the 4 in the cache, got {count}"):
+            model.generate(**given, **options)
+    with pytest.raises(ValueError, match="use_cache=False is not possible with a cache"):
+        model.generate(**inputs, **{CACHE: LightConvCache()}, use_cache=False, **options)
 
 
 def test_pads_of_the_source_need_no_mask():

@@ -1,0 +1,108 @@
+"""What `generate` does in other ways than transformers' own: its cache, the last step, what ends a text."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import ForcedEOSTokenLogitsProcessor, GenerationMixin, LogitsProcessorList, StoppingCriteriaList
+from transformers.modeling_outputs import ModelOutput
+
+from lightconv_plugin.hf.base import given_cache
+from lightconv_plugin.hf.cache import CACHE, NAMES, LightConvCache
+from lightconv_plugin.hf.config import LightConvConfig
+from lightconv_plugin.hf.stopping import StopTexts
+from lightconv_plugin.modules.transformer import Decoder
+
+
+class EndKeepsItsScore(ForcedEOSTokenLogitsProcessor):
+    """At the maximum length, only `</s>` is possible, with its own score, as in fairseq.
+
+    transformers gives it the best possible score, so that truncated sentences would be preferred.
+    """
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        if input_ids.shape[-1] != self.max_length - 1:
+            return scores
+        kept = torch.full_like(scores, -torch.inf)
+        end = scores[:, self.eos_token_id]
+        kept[:, self.eos_token_id] = end.masked_fill(end.eq(-torch.inf), 0)
+        return kept
+
+
+class LightConvGenerationMixin(GenerationMixin):
+    """transformers' `generate`, with hooks for both models."""
+
+    config: LightConvConfig
+    decoder: Decoder
+
+    def _prepare_cache_for_generation(
+        self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
+    ) -> None:
+        """Start `generate` with an empty cache, unless one is given or caching is disabled."""
+        kind = generation_config.cache_implementation
+        if kind not in (None, "dynamic"):
+            raise ValueError(f"cache_implementation={kind!r} is not supported: leave it out")
+        past = given_cache(*(model_kwargs.pop(name, None) for name in NAMES))
+        if past is not None:
+            if generation_config.use_cache is False:
+                raise ValueError("use_cache=False is not possible with a cache: leave out one of them")
+            past._is_user_defined = True
+        elif generation_config.use_cache is not False:
+            past = LightConvCache()
+        if past is not None:
+            model_kwargs[CACHE] = past
+
+    def _prefill(
+        self, input_ids: Tensor, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
+    ) -> ModelOutput:
+        """The first step: of the tokens that a given cache does not have. ValueError if it has all."""
+        past = model_kwargs.get(CACHE)
+        if past is not None and past.length:
+            name, mask_name, tokens = "input_ids", "attention_mask", input_ids
+            if self.config.is_encoder_decoder:
+                name, mask_name = "decoder_input_ids", "decoder_attention_mask"
+                if model_kwargs.get(mask_name) is None:
+                    # Without a mask, transformers would not know that the ids include those in the cache.
+                    model_kwargs[mask_name] = input_ids.ne(self.decoder.pad).long()
+            elif model_kwargs.get("inputs_embeds") is not None:
+                name, tokens = "inputs_embeds", model_kwargs["inputs_embeds"]
+            count, mask = tokens.shape[1], model_kwargs.get(mask_name)
+            # A mask longer than the tokens says that they are only the new ones; one without pads may be gone by now.
+            whole = getattr(generation_config, "_mask_length", count) if mask is None else mask.shape[1]
+            if whole == count <= past.length:
+                raise ValueError(f"{name} must be all tokens, more than the {past.length} in the cache, got {count}")
+        return super()._prefill(input_ids, generation_config, model_kwargs, *args, **kwargs)  # type: ignore[misc]
+
+    def _get_logits_processor(self, generation_config: Any, *args: Any, **kwargs: Any) -> LogitsProcessorList:
+        self._check_source_words(generation_config)
+        found = super()._get_logits_processor(generation_config, *args, **kwargs)  # type: ignore[misc]
+        for i, processor in enumerate(found):
+            if type(processor) is ForcedEOSTokenLogitsProcessor:
+                end = processor.eos_token_id
+                found[i] = EndKeepsItsScore(processor.max_length, end, str(end.device))
+        return found
+
+    def _check_source_words(self, generation_config: Any) -> None:
+        """ValueError for options that look up the source's ids among the target's words, if these are others."""
+        source, target = self.config.encoder_stack, self.config.decoder_stack
+        if source is None or source["vocab_size"] == target["vocab_size"]:
+            return
+        for name, usual in (("encoder_repetition_penalty", 1), ("encoder_no_repeat_ngram_size", 0)):
+            if (given := getattr(generation_config, name, None)) not in (None, usual):
+                raise ValueError(
+                    f"{name} needs a dictionary for both languages, got {given} for a model with "
+                    f"{source['vocab_size']} source and {target['vocab_size']} target words"
+                )
+
+    def _get_stopping_criteria(
+        self, generation_config: Any, stopping_criteria: Any, tokenizer: Any = None, **kwargs: Any
+    ) -> StoppingCriteriaList:
+        strings = generation_config.stop_strings
+        if strings is not None and tokenizer is not None:
+            generation_config = copy.copy(generation_config)
+            generation_config.stop_strings = None
+            stopping_criteria = StoppingCriteriaList([*(stopping_criteria or ()), StopTexts(strings, tokenizer)])
+        return super()._get_stopping_criteria(generation_config, stopping_criteria, tokenizer, **kwargs)  # type: ignore[misc]
