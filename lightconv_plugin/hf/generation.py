@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -37,6 +37,13 @@ class LightConvGenerationMixin(GenerationMixin):
 
     config: LightConvConfig
     decoder: Decoder
+
+    def init_continuous_batching(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Not supported: ValueError, also from all that begins with it."""
+        raise ValueError(
+            "continuous batching is not supported: call generate without paged caches, since a convolution's state "
+            "has no pages"
+        )
 
     def _prepare_cache_for_generation(
         self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any

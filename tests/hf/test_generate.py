@@ -267,6 +267,8 @@ def test_what_is_not_supported_is_refused():
         model.generate(prompt, prompt_lookup_num_tokens=2, max_new_tokens=3)
     with pytest.raises(ValueError, match="cache_implementation='static' is not supported"):
         model.generate(prompt, cache_implementation="static", max_new_tokens=3)
+    with pytest.raises(ValueError, match="continuous batching is not supported: call generate without paged caches"):
+        model.generate(prompt, cache_implementation="paged", max_new_tokens=3)
     with pytest.raises(ValueError, match="must be a LightConvCache, got DynamicCache"):
         model.generate(prompt, past_key_values=DynamicCache(), max_new_tokens=3)
     with pytest.raises(ValueError, match=r"not used by the model.*num_beam"):
