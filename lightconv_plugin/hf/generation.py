@@ -85,6 +85,10 @@ class LightConvGenerationMixin(GenerationMixin):
 
     def _get_logits_processor(self, generation_config: Any, *args: Any, **kwargs: Any) -> LogitsProcessorList:
         self._check_source_words(generation_config)
+        suppressed = generation_config.suppress_tokens or ()
+        if self.decoder.pad not in suppressed:  # it is no word, whatever else is suppressed
+            generation_config = copy.copy(generation_config)
+            generation_config.suppress_tokens = [*suppressed, self.decoder.pad]
         found = super()._get_logits_processor(generation_config, *args, **kwargs)  # type: ignore[misc]
         for i, processor in enumerate(found):
             if type(processor) is ForcedEOSTokenLogitsProcessor:

@@ -229,6 +229,16 @@ def test_a_cache_that_has_all_tokens_is_refused(make):
         model.generate(**inputs, **{CACHE: LightConvCache()}, use_cache=False, **options)
 
 
+@pytest.mark.parametrize("make", [language_model, seq2seq])
+def test_the_pad_is_no_word_whatever_else_is_suppressed(make):
+    model = biased(make)
+    with torch.no_grad():
+        model.decoder.output_projection.bias[[PAD, 7]] += 100
+    for suppressed in ([7], None):
+        found = model.generate(words(3, 4), suppress_tokens=suppressed, num_beams=2, max_length=8, eos_token_id=None)
+        assert not found.eq(PAD).any() and bool(found[:, 4:].eq(7).any()) == (suppressed is None)
+
+
 def test_pads_of_the_source_need_no_mask():
     model, source = biased(seq2seq, mixer="lightweight"), words(3, 5)
     tokens, mask = padded(source, 4, "left")
