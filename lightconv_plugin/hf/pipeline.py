@@ -45,6 +45,7 @@ class TranslationPipeline(Pipeline):
 
     def _forward(self, inputs: Any, **generate: Any) -> dict[str, Tensor]:
         found = self.model.generate(**inputs, **generate)
+        found = getattr(found, "sequences", found)  # with return_dict_in_generate
         # (texts, translations of each, length): the pipeline divides a batch along the first dimension.
         return {"output_ids": found.unflatten(0, (len(inputs["input_ids"]), -1))}
 

@@ -32,6 +32,7 @@ def test_translation(exported):
     assert [found["translation_text"] for found in translate(LINES, **options)] == expected
     always = pipeline("translation", model=str(exported), **options)
     assert [found["translation_text"] for found in always(LINES)] == expected
+    assert [each["translation_text"] for each in translate(LINES, return_dict_in_generate=True, **options)] == expected
     assert translate([]) == always([], batch_size=2) == []
     found = translate(LINES[0], num_return_sequences=3)
     assert len(found) == 3 and found[0]["translation_text"] == by_hand(exported)[0]
