@@ -49,7 +49,7 @@ _UNSUPPORTED: Mapping[str, Any] = {
     "encoder_no_repeat_ngram_size": 0,
     "guidance_scale": 1,
     **dict.fromkeys(("exponential_decay_length_penalty", "penalty_alpha", "sequence_bias", "bad_words_ids")),
-    **dict.fromkeys(("force_words_ids", "forced_bos_token_id", "begin_suppress_tokens", "stop_strings")),
+    **dict.fromkeys(("force_words_ids", "forced_bos_token_id", "begin_suppress_tokens", "stop_strings", "max_time")),
 }
 
 
@@ -268,6 +268,7 @@ def _read_config(directory: Path) -> tuple[ModelConfig, Settings]:
             if stack is not None and stack.positions == "learned" and most > stack.max_positions:
                 raise ValueError(f"max_{name}_positions is {most}, more than the {stack.max_positions} learned ones")
         stated = {"vocab_size": config.decoder.vocab_size, "is_encoder_decoder": is_pair}
+        stated |= {"decoder_start_token_id": config.eos} if is_pair else {}
         for name, value in stated.items():
             if known.get(name, value) != value:
                 raise ValueError(f"{name} must be {value} as in the rest of the file, got {known[name]!r}")
@@ -317,8 +318,9 @@ def _read_search(directory: Path, config: ModelConfig) -> tuple[SearchDefaults, 
             known[name] = number + 1
     names = SearchDefaults.__dataclass_fields__
     search = read(SearchDefaults, {name: known[name] for name in names if name in known})
-    neutral = {**_UNSUPPORTED, "suppress_tokens": [config.pad]}
-    lacking = [name for name, value in neutral.items() if known.get(name, value) not in (value, [])]
+    ends = dict.fromkeys(("eos_token_id", "decoder_start_token_id"), config.eos)
+    neutral = {**_UNSUPPORTED, "suppress_tokens": config.pad, **ends}
+    lacking = [name for name, value in neutral.items() if known.get(name, value) not in (value, [value], [])]
     return search, tuple(f"{GENERATION} has {name}, which the search of `Translator` lacks" for name in lacking)
 
 

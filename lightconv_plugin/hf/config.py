@@ -100,7 +100,8 @@ class LightConvConfig(PretrainedConfig):
         is_encoder_decoder: False for a language model; determined by the stacks if they are given.
         pad_token_id, bos_token_id, eos_token_id, unk_token_id: fairseq's. The architecture and what is saved keep these
             values if the attributes are changed later.
-        decoder_start_token_id: the first input of the decoder; in fairseq it is `</s>`.
+        decoder_start_token_id: the first input of the decoder; in fairseq it is `</s>`, and `lightconv translate` knows
+            no other.
         format_version, weights, source_lang, target_lang, truncate_source, max_source_positions, max_target_positions:
             of an exported directory. The positions default to 1024. With stacks, they are at most the number of learned
             positions, if positions are learned; without stacks, they are that number.

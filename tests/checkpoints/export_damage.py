@@ -204,6 +204,10 @@ DAMAGE = {
     "a pad that is not a word": (config(pad_token_id=10**6), "pad must be an index of the"),
     "another pad": (config(pad_token_id=5), "bos, pad, eos and unk_token_id must be 0, 1, 2 and 3"),
     "a vocabulary of another size": (config(vocab_size=5), "vocab_size must be 160 as in the rest of the file, got 5"),
+    "another start symbol": (
+        config(decoder_start_token_id=5),
+        "decoder_start_token_id must be 2 as in the rest of the file, got 5",
+    ),
     "no encoder, all the same": (config(encoder_stack=None), "encoder_dim and share_embeddings need an encoder"),
     "no languages": (config(source_lang=None, target_lang=None), "source_lang is missing for a model with"),
     "one language": (config(source_lang=None), "source_lang and target_lang must be two different names"),

@@ -194,13 +194,18 @@ def test_settings_that_only_transformers_has_are_noted(tmp_path):
     assert open_exported(exports.export(tmp_path / "m")).notes == ()
     path = tmp_path / "m/generation_config.json"
     exports.change(path, do_sample=False, repetition_penalty=1.0, bad_words_ids=None, temperature=0.5, max_new_tokens=9)
+    exports.change(path, eos_token_id=[2])
     found = open_exported(tmp_path / "m")
     assert (found.notes, found.search.max_length) == ((), 10)
-    exports.change(path, do_sample=True, repetition_penalty=1.2, suppress_tokens=[1, 7])
+    exports.change(path, do_sample=True, repetition_penalty=1.2, suppress_tokens=[1, 7], eos_token_id=[2, 9])
+    exports.change(path, decoder_start_token_id=0, max_time=3.0)
     with Translator(tmp_path / "m") as translator:
         assert translator.notes == tuple(
             f"generation_config.json has {name}, which the search of `Translator` lacks"
-            for name in ("do_sample", "repetition_penalty", "suppress_tokens")
+            for name in (
+                *("do_sample", "repetition_penalty", "max_time"),
+                *("suppress_tokens", "eos_token_id", "decoder_start_token_id"),
+            )
         )
 
 
