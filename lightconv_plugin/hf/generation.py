@@ -62,6 +62,12 @@ class LightConvGenerationMixin(GenerationMixin):
         if past is not None:
             model_kwargs[CACHE] = past
 
+    def _expand_inputs_for_generation(self, *args: Any, **kwargs: Any) -> tuple[Tensor, dict[str, Any]]:
+        """A caller's encoder_outputs stay as they are: transformers would repeat them in place for each beam."""
+        if kwargs.get("encoder_outputs") is not None:
+            kwargs["encoder_outputs"] = copy.copy(kwargs["encoder_outputs"])
+        return super()._expand_inputs_for_generation(*args, **kwargs)  # type: ignore[misc]
+
     def _prefill(
         self, input_ids: Tensor, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
     ) -> ModelOutput:

@@ -202,6 +202,9 @@ def test_a_translation_goes_on_from_its_first_words_and_from_an_encoded_source()
     encoded = model.get_encoder()(source)
     again = model.generate(encoder_outputs=encoded, decoder_input_ids=begin, max_length=8)
     assert torch.equal(again, found)
+    expected = model.generate(source, num_beams=3, max_length=8)
+    for _ in range(2):  # transformers repeats what it is given for each beam, in place
+        assert torch.equal(model.generate(encoder_outputs=encoded, num_beams=3, max_length=8), expected)
 
 
 def test_a_translation_goes_on_from_a_cache():
