@@ -7,7 +7,13 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
-from transformers import ForcedEOSTokenLogitsProcessor, GenerationMixin, LogitsProcessorList, StoppingCriteriaList
+from transformers import (
+    ForcedEOSTokenLogitsProcessor,
+    GenerationMixin,
+    LogitsProcessorList,
+    StoppingCriteriaList,
+    SuppressTokensLogitsProcessor,
+)
 from transformers.modeling_outputs import ModelOutput
 
 from lightconv_plugin.hf.base import given_cache
@@ -91,15 +97,13 @@ class LightConvGenerationMixin(GenerationMixin):
 
     def _get_logits_processor(self, generation_config: Any, *args: Any, **kwargs: Any) -> LogitsProcessorList:
         self._check_source_words(generation_config)
-        suppressed = generation_config.suppress_tokens or ()
-        if self.decoder.pad not in suppressed:  # it is no word, whatever else is suppressed
-            generation_config = copy.copy(generation_config)
-            generation_config.suppress_tokens = [*suppressed, self.decoder.pad]
         found = super()._get_logits_processor(generation_config, *args, **kwargs)  # type: ignore[misc]
         for i, processor in enumerate(found):
             if type(processor) is ForcedEOSTokenLogitsProcessor:
                 end = processor.eos_token_id
                 found[i] = EndKeepsItsScore(processor.max_length, end, str(end.device))
+        # Before all others, and beside any of its class that the caller gives: the pad is no word.
+        found.insert(0, SuppressTokensLogitsProcessor([self.decoder.pad], device=kwargs.get("device", self.device)))
         return found
 
     def _check_source_words(self, generation_config: Any) -> None:

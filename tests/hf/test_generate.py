@@ -2,7 +2,14 @@
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer, DynamicCache, GenerationConfig
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
+    AutoTokenizer,
+    DynamicCache,
+    GenerationConfig,
+    SuppressTokensLogitsProcessor,
+)
 
 from lightconv_plugin.checkpoints.exported import SearchDefaults, open_exported
 from lightconv_plugin.checkpoints.saving import Side, save_exported
@@ -237,9 +244,11 @@ def test_the_pad_is_no_word_whatever_else_is_suppressed(make):
     model = biased(make)
     with torch.no_grad():
         model.decoder.output_projection.bias[[PAD, 7]] += 100
-    for suppressed in ([7], None):
-        found = model.generate(words(3, 4), suppress_tokens=suppressed, num_beams=2, max_length=8, eos_token_id=None)
-        assert not found.eq(PAD).any() and bool(found[:, 4:].eq(7).any()) == (suppressed is None)
+    options = {"num_beams": 2, "max_length": 8, "eos_token_id": None}
+    own = [SuppressTokensLogitsProcessor([7])]
+    for suppressing in ({"suppress_tokens": [7]}, {"suppress_tokens": None}, {"logits_processor": own}):
+        found = model.generate(words(3, 4), **suppressing, **options)
+        assert not found.eq(PAD).any() and bool(found[:, 4:].eq(7).any()) == (None in suppressing.values())
 
 
 def test_pads_of_the_source_need_no_mask():
