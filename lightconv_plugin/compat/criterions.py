@@ -1,9 +1,12 @@
 """Patches for fairseq's criterions."""
 
 import functools
+import math
+from types import SimpleNamespace
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from lightconv_plugin import ops
@@ -40,6 +43,58 @@ def label_smoothing_passes() -> None:
         return loss, nll_loss
 
     Criterion.compute_loss = compute_loss
+
+
+def _words_of_bands_are_ignored() -> bool:
+    from fairseq.criterions.adaptive_loss import AdaptiveLoss
+    from fairseq.data import Dictionary
+    from fairseq.modules import AdaptiveSoftmax
+
+    class Model:
+        """All words of a band are as likely; the second band is of the words 4 … 7."""
+
+        decoder = SimpleNamespace(adaptive_softmax=AdaptiveSoftmax(8, 2, [4], 0.0, factor=1.0))
+
+        def __call__(self) -> list[Tensor]:
+            return [torch.zeros(1, 1, 2)]
+
+        def get_targets(self, sample: dict, output: Any) -> Tensor:
+            return sample["target"]
+
+    criterion = AdaptiveLoss(SimpleNamespace(target_dictionary=Dictionary()), False)
+    loss, *_ = criterion(Model(), {"net_input": {}, "target": torch.tensor([[5]])})
+    return float(loss) < math.log(5 * 4) - 0.1
+
+
+@patch(versions="all versions of fairseq", needed=_words_of_bands_are_ignored)
+def adaptive_loss_words() -> None:
+    """fairseq's adaptive_loss takes the second word of each later band for padding, so that it is never learned.
+
+    It compares the number of a word within its band with the number of the pad, which only the first band has.
+    """
+    from fairseq import utils
+    from fairseq.criterions.adaptive_loss import AdaptiveLoss
+
+    original = AdaptiveLoss.forward
+
+    @functools.wraps(original)
+    def forward(self: Any, model: Any, sample: dict, reduce: bool = True) -> tuple[Tensor, int, dict]:
+        softmax = getattr(model.decoder, "adaptive_softmax", None)
+        if softmax is None or not reduce:
+            return original(self, model, sample, reduce)
+        output = model(**sample["net_input"])
+        target = model.get_targets(sample, output)
+        loss = output[0].new_zeros(1)
+        for i, (logits, words) in enumerate(zip(*softmax(output[0], target.reshape(-1)), strict=True)):
+            if words is not None:
+                pad = -100 if i else self.padding_idx
+                loss += F.cross_entropy(logits, words, ignore_index=pad, reduction="sum")
+        ntokens = utils.strip_pad(target, self.padding_idx).numel()
+        size = len(sample["target"]) if self.sentence_avg else ntokens
+        log = {"loss": loss.data, "ntokens": ntokens, "nsentences": len(target), "sample_size": size}
+        return loss, size, log
+
+    AdaptiveLoss.forward = forward
 
 
 def unwrapped(model: Any) -> Any:

@@ -1,17 +1,18 @@
-"""The criterion of label smoothing by our operator (label_smoothing_passes): fairseq's losses and gradients."""
+"""fairseq's criterions: label_smoothing_passes gives its losses and gradients, adaptive_loss_words counts all words."""
 
 import pytest
 import torch
 
 pytest.importorskip("fairseq", reason="fairseq is not installed")
 
+from fairseq.criterions.adaptive_loss import AdaptiveLoss
 from fairseq.criterions.label_smoothed_cross_entropy import LabelSmoothedCrossEntropyCriterion as Criterion
 
 import lightconv_plugin.models  # noqa: F401 (the patches)
 from benchmarks.launches import Counter
 from lightconv_plugin.compat import criterions
 from lightconv_plugin.ops import backends
-from tests.models.language_model_toys import build_lm
+from tests.models.language_model_toys import EMBEDDINGS, WORDS, build_lm, lm_task, log_probabilities
 from tests.models.toys import batch, build, task
 
 FAIRSEQS = Criterion.compute_loss.__wrapped__
@@ -96,3 +97,16 @@ def test_a_criterion_with_other_targets_takes_fairseqs_code():
 def test_a_language_model():
     model = build_lm()
     assert criterions.plain_logits(model, model(batch()[2])) is not None
+
+
+@pytest.mark.parametrize("embeddings", ["adaptive-softmax", "adaptive", "adaptive-tied-proj"])
+def test_every_word_of_every_band_is_in_the_adaptive_loss(embeddings):
+    """fairseq leaves out the second word of each later band, whose number in the band is the pad's."""
+    model, task = build_lm(**EMBEDDINGS[embeddings]).double(), lm_task()
+    target = torch.arange(WORDS)[None]
+    source = target.roll(1, dims=1)
+    expected = -log_probabilities(model, source)[0].diagonal()[target[0] != task.dictionary.pad()]
+    sample = {"net_input": {"src_tokens": source}, "target": target}
+    loss, size, log = AdaptiveLoss(task, sentence_avg=False)(model, sample)
+    torch.testing.assert_close(loss, expected.sum().reshape(1))
+    assert size == log["ntokens"] == WORDS - 1

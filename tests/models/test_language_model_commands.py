@@ -22,10 +22,8 @@ RECIPE = (
     f"--optimizer adam --lr 1e-2 --max-tokens 200 --log-format json --log-interval 1 --num-workers 0"
     f" --tokens-per-sample {LENGTH} --ddp-backend legacy_ddp"
 ).split()
-# The second word of every later band counts as padding in fairseq's adaptive_loss. Here they are <unk> and a filler of
-# the dictionary, which the text has not.
 ADAPTIVE = (
-    "--adaptive-softmax-cutoff 2,16 --adaptive-input --adaptive-input-cutoff 2,16 --tie-adaptive-weights"
+    "--adaptive-softmax-cutoff 6,12 --adaptive-input --adaptive-input-cutoff 6,12 --tie-adaptive-weights"
     " --tie-adaptive-proj --criterion adaptive_loss"
 ).split()
 
