@@ -186,12 +186,13 @@ def check_direction(
         )
 
 
-def tokens_of(data: Path, subset: str) -> int:
-    """Number of tokens in a binarised text, including the </s> of every line."""
+def tokens_of(data: Path, subset: str, break_mode: str) -> int:
+    """Number of tokens in a binarised text, including the </s> of every line, but not of those between documents."""
     from fairseq.data import data_utils
 
     dataset = data_utils.load_indexed_dataset(str(data / subset), None)  # keep it: its sizes are views of its open file
-    return int(dataset.sizes.sum())
+    sizes = dataset.sizes
+    return int(sizes[sizes > 1].sum() if break_mode == "complete_doc" else sizes.sum())
 
 
 def pieces_ending_in(end: str, data: Path, subset: str) -> int:
@@ -248,7 +249,8 @@ def measure_perplexity(
     with atomic_write(log) as file:
         file.write(text)
     scored = parse_eval_lm_log(read_lines(log), log)
-    tokens = tokens_of(data, subset)
+    break_mode = plain(config.task.sample_break_mode)
+    tokens = tokens_of(data, subset, break_mode)
     if scored.tokens < tokens:
         raise InputError(f"fairseq-eval-lm scored {scored.tokens} of the {tokens} tokens of {subset}, see {log}")
     if join:
@@ -262,7 +264,7 @@ def measure_perplexity(
         "subset": subset,
         "context_window": context_window,
         "tokens_per_sample": int(config.task.tokens_per_sample),
-        "sample_break_mode": plain(config.task.sample_break_mode),
+        "sample_break_mode": break_mode,
         "parameters": count_parameters(checkpoint),
     }
     with atomic_write(values) as file:

@@ -181,19 +181,41 @@ def test_sentences_longer_than_a_sample_without_its_context_are_scored(mode, tra
     assert few["sample_break_mode"] == mode
 
 
-def test_skipped_sentences_are_noticed_among_beginnings_of_samples(training, tmp_path):
-    """One sentence of 21 tokens, which the model has no positions for, and an <s> for each of 30 others."""
+@pytest.fixture
+def of_lengths(training, tmp_path):
+    """Makes tmp_path the data, with lines of so many words as its test set, beside model.pt."""
     from fairseq.data import indexed_dataset
 
-    (tmp_path / "dict.txt").write_bytes((training[0] / "dict.txt").read_bytes())
+    def make(*lengths: int):
+        (tmp_path / "dict.txt").write_bytes((training[0] / "dict.txt").read_bytes())
+        builder = indexed_dataset.make_builder(str(tmp_path / "test.bin"), impl="mmap", vocab_size=100)
+        for length in lengths:
+            builder.add_item(torch.tensor([5] * length + [2]))
+        builder.finalize(str(tmp_path / "test.idx"))
+
     (tmp_path / "model.pt").hardlink_to(training[1] / "checkpoint1.pt")
-    builder = indexed_dataset.make_builder(str(tmp_path / "test.bin"), impl="mmap", vocab_size=100)
-    for length in (1,) * 30 + (20,):
-        builder.add_item(torch.tensor([5] * length + [2]))
-    builder.finalize(str(tmp_path / "test.idx"))
+    return make
+
+
+def test_skipped_sentences_are_noticed_among_beginnings_of_samples(of_lengths, tmp_path):
+    """One sentence of 21 tokens, which the model has no positions for, and an <s> for each of 30 others."""
+    of_lengths(*(1,) * 30, 20)
     options = ["--cpu", "--add-bos-token", "--sample-break-mode", "eos"]
     with pytest.raises(InputError, match="scored 60 of the 81 tokens"):
         measure_perplexity(tmp_path, tmp_path / "model.pt", "test", 0, options)
+
+
+def test_empty_lines_between_documents_are_not_tokens(of_lengths, tmp_path):
+    """fairseq leaves them out: documents of one sentence are scored as sentences are."""
+
+    def measured(mode, *lengths):
+        of_lengths(*lengths)
+        return measure_perplexity(tmp_path, tmp_path / "model.pt", "test", 0, ["--cpu", "--sample-break-mode", mode])
+
+    expected = measured("eos", 3, 5) | {"sample_break_mode": "complete_doc"}
+    assert measured("complete_doc", 0, 3, 0, 0, 5, 0) == expected
+    with pytest.raises(InputError, match="scored 4 of the 25 tokens"):
+        measured("complete_doc", 0, 3, 0, 20)
 
 
 @pytest.fixture
