@@ -196,8 +196,9 @@ def _of_decoder(stack: Any) -> dict[str, Any]:
         "output_dim": stack.output_embed_dim,
     }
     if adaptive:
+        options = getattr(stack, "args", cfg)  # fairseq's own language model has no more than its options
         fields["adaptive_input"] = AdaptiveInputConfig(
-            _cutoff(table.cutoff, len(stack.dictionary)), cfg.adaptive_input_factor
+            _cutoff(table.cutoff, len(stack.dictionary)), options.adaptive_input_factor
         )
     if softmax is not None:
         fields["adaptive_softmax"] = AdaptiveSoftmaxConfig(

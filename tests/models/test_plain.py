@@ -105,6 +105,20 @@ def test_a_language_model(mixer, options):
     close(torch.cat(steps, dim=1), expected)
 
 
+@pytest.mark.parametrize("tied", [True, False])
+@torch.no_grad()
+def test_fairseqs_language_model_with_adaptive_inputs(tied):
+    """As fairseq loads it: its options are a DictConfig, and its own configuration has some of them."""
+    options = {f"decoder_{name}": 16 for name in ("embed_dim", "input_dim", "output_dim", "ffn_embed_dim")}
+    for side in "input", "softmax":
+        options |= {f"adaptive_{side}_cutoff": "8,20", f"adaptive_{side}_factor": 2.0}
+    options |= dict.fromkeys(["adaptive_input", "tie_adaptive_weights", "tie_adaptive_proj"][: 3 if tied else 1], True)
+    options |= {"decoder_attention_heads": 4, "decoder_layers": 2, "tpu": False, "add_bos_token": False}
+    model = stirred(language_model_toys.build_lm("transformer_lm", small=False, **options))
+    tokens = torch.randint(4, 30, (3, 8))
+    close(plain_model(model)(tokens).logits, language_model_toys.log_probabilities(model, tokens))
+
+
 @pytest.mark.parametrize("mixer", [*MIXERS, *LM_VARIANTS])
 @torch.no_grad()
 def test_pads_on_the_left_of_a_decoder(mixer):
