@@ -7,6 +7,7 @@ from argparse import Namespace
 from ast import literal_eval
 from copy import copy
 from dataclasses import dataclass, fields, make_dataclass
+from itertools import pairwise
 from typing import Any, Optional
 
 from fairseq.dataclass import FairseqDataclass
@@ -114,6 +115,14 @@ def check_dictionaries(c: TransformerConfig, inputs: int, outputs: int) -> None:
     ):
         if used:
             check_cutoff(c, name, size)
+    if c.adaptive_input:
+        # fairseq's AdaptiveInput zeroes the second word of every band.
+        ends = sorted({0, *c.adaptive_input_cutoff, inputs})
+        if any(end - begin < 2 for begin, end in pairwise(ends)):
+            raise ValueError(
+                f"--adaptive-input-cutoff must leave at least two words to each band, got {c.adaptive_input_cutoff} of "
+                f"{inputs} entries"
+            )
     for name in ("tie_adaptive_weights", "share_decoder_input_output_embed"):
         if getattr(c, name) and inputs != outputs:
             raise ValueError(

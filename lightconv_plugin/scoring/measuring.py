@@ -229,6 +229,10 @@ def languages_of(
             directions.setdefault(match[1], set()).add((match[2], match[3]))
     if subset not in directions:
         check_not_raw(data, subset)
+        if (data / f"{subset}.idx").is_file():
+            raise InputError(
+                f"{data} has {subset} as text of a language model: use lightconv perplexity, or tune --by perplexity"
+            )
         raise InputError(f"{data} has no subset {subset}; it has {', '.join(sorted(directions)) or 'none'}")
 
     def fitting(pairs: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:

@@ -118,9 +118,11 @@ def batches(task: Any, longest: int, words: int, context_window: int) -> list[st
     task: fairseq-eval-lm's own. longest: the model's `positions`. words: the size of its dictionary.
 
     Raises:
-        InputError: the context window leaves no token of a sample to be scored.
+        InputError: a sample has no token, or the context window leaves none of them to be scored.
     """
     length = int(task.tokens_per_sample)
+    if length < 1:
+        raise InputError(f"--tokens-per-sample must be at least 1, got {length}")
     limit = min(length, longest)
     if not 0 <= context_window < limit:
         raise InputError(

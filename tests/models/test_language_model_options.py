@@ -251,6 +251,11 @@ def test_wrong_options_are_named(options, words):
             ["--adaptive-input-cutoff", "30 entries", "[31]"],
         ),
         (
+            (30, None),
+            {"adaptive_input": True, "adaptive_input_cutoff": [8, 29]},
+            ["--adaptive-input-cutoff", "two words to each band", "[8, 29] of 30 entries"],
+        ),
+        (
             (30, 24),
             {**TIED, "decoder_embed_dim": 64},
             ["--tie-adaptive-weights", "--output-dictionary-size", "30 and 24"],

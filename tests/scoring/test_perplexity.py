@@ -287,6 +287,7 @@ def test_a_perplexity_per_word_says_so(training, tmp_path, capsys):
         (["--lenpen", "1"], "--lenpen is not valid with --by perplexity"),
         (["--", "--context-window", "20"], "`context_window` must be in 0 … 19"),
         (["--", "--context-window", "10", "--tokens-per-sample", "10"], "`context_window` must be in 0 … 9"),
+        (["--", "--tokens-per-sample", "0"], "--tokens-per-sample must be at least 1, got 0"),
         (["--", "--cpu", "--context-window", "5", "--num-workers", "2"], "--num-workers must be 0 or 1 with"),
         (
             ["--", "--cpu", "--tokens-per-sample", "9999", "--no-such-option"],
@@ -294,7 +295,7 @@ def test_a_perplexity_per_word_says_so(training, tmp_path, capsys):
         ),
         (["--", "--path", "x"], "--path is set by this command: remove it from the options of fairseq-eval-lm"),
     ],
-    ids=["test", "subset", "lenpen", "window", "shorter-samples", "workers", "option", "path"],
+    ids=["test", "subset", "lenpen", "window", "shorter-samples", "no-samples", "workers", "option", "path"],
 )
 def test_what_tuning_a_language_model_refuses(arguments, said, training, capsys):
     data, folder = training
