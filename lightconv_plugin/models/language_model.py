@@ -31,6 +31,9 @@ class ConvLanguageModel(Configured, Prunable, FairseqLanguageModel):
         model = cls(MixerDecoder(cfg, task.target_dictionary, embed_tokens, no_encoder_attn=True))
         replace_dropout(model)
         replace_linear(model)
+        learned = cfg.decoder.learned_pos and model.decoder.embed_positions is not None
+        if learned and getattr(getattr(task, "args", None), "add_bos_token", False):
+            model.decoder.max_target_positions -= 1  # fairseq does not count the <s> of a sample
         return model
 
     @classmethod

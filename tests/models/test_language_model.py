@@ -47,6 +47,18 @@ def test_a_batch_equals_each_sentence_alone(mixer):
         torch.testing.assert_close(together[row, :n], model(padded[row : row + 1, :n])[0][0], atol=2e-6, rtol=1e-5)
 
 
+@pytest.mark.parametrize("learned", [False, True])
+@torch.no_grad()
+def test_the_longest_sample_leaves_a_position_for_its_beginning(learned):
+    """fairseq's sizes of samples do not count the <s> of --add-bos-token."""
+    task = lm_task()
+    task.args = Namespace(add_bos_token=True)
+    model = build_lm(task=task, tokens_per_sample=8, decoder_learned_pos=learned)
+    longest = model.max_positions()
+    assert longest == (7 if learned else 8)
+    model(tokens(1, 1 + longest))
+
+
 def loss_of(model, previous, target):
     """As criterion adaptive_loss or cross_entropy computes it; an adaptive softmax only gives gradients this way."""
     if model.decoder.adaptive_softmax is None:
