@@ -5,8 +5,9 @@
 #   scripts/setup.sh [--quiet]           some minutes the first time; after that there is nothing to do
 #   PYTHON=python3.12 scripts/setup.sh   choose the interpreter (3.10 to 3.13)
 #   scripts/setup.sh --venv DIR --torch 2.6.0
-#                                        an environment elsewhere, with another torch (newest: whichever that is) than
-#                                        the pinned one (scripts/dev/test_matrix.sh makes several)
+#                                        an environment elsewhere, in a new folder or one of an earlier set-up, with
+#                                        another torch (newest: whichever that is) than the pinned one
+#                                        (scripts/dev/test_matrix.sh makes several)
 #   scripts/setup.sh --venv DIR --without-fairseq
 #                                        the operators, exported models and Hugging Face's classes alone, with what their
 #                                        tests need
@@ -57,6 +58,14 @@ fingerprint() {
 is_done() {
     [[ -f $stamp && $(<"$stamp") == "$(fingerprint)" ]] &&
         [[ -z ${PYTHON:-} || $(version_of "$PYTHON") == "$(version_of "$venv/bin/python")" ]]
+}
+
+# Whether the environment may be changed or made anew: a set-up marks the folder when it begins (`stamp`, still empty). One
+# of an earlier version that was interrupted has pip's log alone.
+is_own() {
+    [[ $venv == "$ROOT/.venv" || ! -e $venv || -f $stamp ]] && return
+    [[ -d $venv && -z $(ls -A -- "$venv") ]] && return
+    [[ -f $venv/pyvenv.cfg && -f $log ]] && head -n 1 -- "$log" | grep -q ' Using pip '
 }
 
 choose_python() {
@@ -157,24 +166,23 @@ install_fairseq() {
 is_done && { [[ -n $quiet ]] || say "set-up: $venv is up to date"; exit 0; }
 [[ -d ${venv%/*} ]] || mkdir -p "${venv%/*}"
 [[ -w ${venv%/*} ]] || die "cannot write to ${venv%/*}"
-exec 9>"$venv.lock"
+exec 9>>"$venv.lock"
 flock -n 9 || { say "set-up: waiting for another set-up of this checkout"; flock 9; }
 is_done && exit 0
 
+is_own || die "$venv exists, and no set-up has made it: name a new folder"
 SECONDS=0
 python=''
 choose_python
 check_machine
 if [[ ! -x $venv/bin/pip || $(version_of "$venv/bin/python") != "$(version_of "$python")" ]]; then
-    [[ -f $log || $venv == "$ROOT/.venv" || ! -d $venv || -z $(ls -A -- "$venv") ]] ||
-        die "$venv exists, and no set-up has made it: name a new folder"
     say "set-up: $venv with $("$python" --version)"
     rm -rf -- "$venv"
     mkdir -p -- "$venv"
-    : >"$log"
+    : >"$stamp"
     "$python" -m venv "$venv"
 fi
-rm -f -- "$stamp"
+: >"$stamp"
 : >"$log"
 if [[ $torch ]]; then
     # What torch pins itself must be free too.

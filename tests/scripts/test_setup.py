@@ -16,7 +16,7 @@ case "$*" in
     --version) echo "Python ${FAKE_VERSION:-3.11}.0" ;;
     *'import ensurepip, venv'*) [[ -z ${FAKE_NO_VENV:-} ]] ;;
     *'sysconfig'*) echo "$FAKE_INCLUDE" ;;
-    '-m venv '*) mkdir -p "$3/bin"; cp "$0" "$3/bin/python"; cp "$0" "$3/bin/pip" ;;
+    '-m venv '*) mkdir -p "$3/bin"; cp "$0" "$3/bin/python"; cp "$0" "$3/bin/pip"; touch "$3/pyvenv.cfg" ;;
     *'-m pip install'*)
         arguments=$*
         echo "${arguments##*constraints.txt }" >>"$FAKE_LOG"
@@ -227,7 +227,8 @@ def test_what_is_missing_is_said_in_one_line_with_the_remedy(checkout, fakes, me
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1].startswith("setup.sh: error: ")
     assert message in done.stderr.splitlines()[-1]
-    assert not (checkout.root / ".venv/.lightconv-setup").exists()
+    stamp = checkout.root / ".venv/.lightconv-setup"
+    assert not stamp.exists() or not stamp.read_text()  # begun, not done
 
 
 def test_python_3_12_needs_no_compiler(checkout):
@@ -260,6 +261,36 @@ def test_only_environments_of_its_own_are_replaced(checkout, tmp_path):
     for version in ("3.11", "3.12"):
         assert checkout("--venv", str(mine), FAKE_VERSION=version, PYTHON="python3.11").returncode == 0
     assert (mine / ".lightconv-setup").exists() and not (checkout.root / ".venv").exists()
+
+
+def test_an_environment_of_the_users_own_is_neither_replaced_nor_changed(checkout, tmp_path):
+    theirs = tmp_path / "theirs"
+    shutil.copytree(tmp_path / "bin", theirs / "bin")
+    for name in ("pip", "python"):
+        shutil.copy(theirs / "bin/python3.11", theirs / "bin" / name)
+    (theirs / "pyvenv.cfg").touch()
+    for log in (None, "a set-up of something else\n"):
+        if log:
+            (theirs / "setup.log").write_text(log)
+        for python in ({}, {"PYTHON": "python3.11", "FAKE_VERSION": "3.12"}):
+            done = checkout("--venv", str(theirs), **python)
+            assert done.returncode == 1 and f"{theirs} exists, and no set-up has made it" in done.stderr
+    assert not installed(checkout) and (theirs / "setup.log").read_text() == log
+    (theirs / "bin/pip").unlink()  # which would be repaired by making it anew
+    assert checkout("--venv", str(theirs)).returncode == 1 and (theirs / "bin/python").exists()
+
+
+def test_an_interrupted_environment_of_an_earlier_version_is_finished(checkout, tmp_path):
+    assert checkout("--venv", str(tmp_path / "mine")).returncode == 0
+    (tmp_path / "mine/.lightconv-setup").unlink()  # which came last
+    (tmp_path / "mine/setup.log").write_text("2026-01-02T03:04:05,678 Using pip 24.0 from /mine/pip (python 3.11)\n")
+    assert checkout("--venv", str(tmp_path / "mine")).returncode == 0
+
+
+def test_a_file_with_the_name_of_the_lock_keeps_its_content(checkout, tmp_path):
+    (tmp_path / "mine.lock").write_text("precious")
+    assert checkout("--venv", str(tmp_path / "mine")).returncode == 0
+    assert (tmp_path / "mine.lock").read_text() == "precious"
 
 
 @pytest.mark.parametrize("option", [["--torch", "2.6.0"], ["--without-fairseq"]], ids=lambda option: option[0])
