@@ -185,12 +185,14 @@ def launch(job: LaunchJob) -> int:
         if over.is_set():
             return
         to_terminal()
-        say(
-            f"error: the machine at {job.rendezvous} has not responded for {job.timeout + ANSWER} s: it hangs or "
-            "cannot be reached; rerun the same command to resume from the last checkpoint"
-        )
-        folder.cleanup()
-        os._exit(1)  # the main thread may hang; the training processes die with this one
+        try:
+            say(
+                f"error: the machine at {job.rendezvous} has not responded for {job.timeout + ANSWER} s: it hangs or "
+                "cannot be reached; rerun the same command to resume from the last checkpoint"
+            )
+        finally:  # also if nobody reads it
+            folder.cleanup()
+            os._exit(1)  # the main thread may hang; the training processes die with this one
 
     if job.node_rank > 0:
         arguments = job.rendezvous, job.timeout + ANSWER, give_up, over
@@ -205,14 +207,16 @@ def launch(job: LaunchJob) -> int:
             watching.join(2)
         sys.stdout.flush()
         to_terminal()
-        tee.wait()
+        copied = tee.wait()
         for stream in streams:
             os.close(stream)
         for number, handler in handlers.items():
             signal.signal(number, handler)
+    if message and job.node_rank == 0:
+        with contextlib.suppress(OSError):  # it is said below
+            append(job.plan.save_dir, {"record": "end", "error": message})
+    if copied != 0:
+        say(f"warning: the log {job.log} lacks lines, see above: tee ended with status {copied}")
     if message:
         say(message)
-        if job.node_rank == 0:
-            with contextlib.suppress(OSError):  # it has been said
-                append(job.plan.save_dir, {"record": "end", "error": message})
     return status

@@ -39,8 +39,11 @@ def say(message: str) -> None:
 
 def log_to(path: Path) -> subprocess.Popen:
     """Send stdout and stderr, also of processes started later, to stdout and the end of a file. Returns the tee."""
-    # In its own session, so that Ctrl-C does not end it before the last line is written.
-    tee = subprocess.Popen(["tee", "-a", str(path)], stdin=subprocess.PIPE, start_new_session=True)
+    # In its own session, so that Ctrl-C does not end it before the last line is written. Without restore_signals, it
+    # ignores SIGPIPE as Python does: the file goes on when whoever reads stdout, such as `grep -m1`, has left.
+    tee = subprocess.Popen(
+        ["tee", "-a", str(path)], stdin=subprocess.PIPE, start_new_session=True, restore_signals=False
+    )
     assert tee.stdin is not None  # a pipe
     for stream in (1, 2):
         os.dup2(tee.stdin.fileno(), stream)

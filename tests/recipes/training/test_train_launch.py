@@ -12,12 +12,14 @@ import sys
 import threading
 import time
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 import torch.distributed as dist
 from torch.distributed import TCPStore
 
-from lightconv_plugin.recipes.training.launch import hangup_as_before, watch
+from lightconv_plugin.recipes.training import launch as launching
+from lightconv_plugin.recipes.training.launch import LaunchJob, hangup_as_before, watch
 from lightconv_plugin.recipes.training.worker import check_same_number, limit_waiting
 from tests import ROOT
 from tests.robustness.machines import free_port
@@ -159,6 +161,41 @@ def test_a_process_that_is_done_is_not_aborted_for_what_its_threads_do():
     """As fairseq's, which reads the next batches; Python's own end would abort it nearly always."""
     done = subprocess.run([sys.executable, "-c", LEAVING], capture_output=True, text=True, cwd=ROOT)
     assert (done.returncode, done.stdout) == (0, "end at exit\n"), done.stderr
+
+
+LOGGING = """
+import os, sys
+from pathlib import Path
+from lightconv_plugin.recipes.training.worker import log_to
+
+tee = log_to(Path(sys.argv[1]))
+print("before", flush=True)
+sys.stdin.read()
+for line in ("after", "at the end"):
+    print(line, flush=True)
+os.close(1)
+os.close(2)
+os._exit(tee.wait())
+"""
+
+
+def test_the_log_goes_on_when_the_reader_of_the_output_leaves(tmp_path):
+    arguments = [sys.executable, "-c", LOGGING, tmp_path / "train.log"]
+    with subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT) as process:
+        assert process.stdout.readline() == b"before\n"
+        process.stdout.close()
+        process.stdin.close()
+    assert process.returncode == 0
+    assert (tmp_path / "train.log").read_text() == "before\nafter\nat the end\n"
+
+
+def test_a_log_that_could_not_be_written_is_named(monkeypatch, capfd):
+    monkeypatch.setattr(launching, "run_torchrun", lambda job, starts: (os.write(1, b"loss\n") - 5, ""))
+    full = Path("/dev/full")
+    assert launching.launch(LaunchJob(Path("a.yaml"), None, full, 1, 0, "", 0, 60)) == 0
+    out, err = capfd.readouterr()
+    assert out == "loss\n"
+    assert "lightconv train: warning: the log /dev/full lacks lines, see above: tee ended with status 1\n" in err
 
 
 def test_a_host_that_never_comes_is_torchruns_matter():
