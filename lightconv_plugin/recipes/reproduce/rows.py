@@ -55,13 +55,14 @@ def with_earlier_seeds(results: Path, row: Mapping[str, Any]) -> dict[str, Any]:
 
     Earlier seeds are kept only if they were made with the same configuration, settings, protocol and data. If a seed
     is in both, the new run replaces the earlier one.
+
+    Raises InputError if the file is not a row: one with the marks of a git conflict, say, has seeds to rescue.
     """
-    new = {run["seed"] for run in row["runs"]}
-    try:
-        known = json.loads(row_path(results, row).read_text(encoding="utf-8"))
-        earlier = [run for run in known["runs"] if run["seed"] not in new and _same_data(run, row["runs"][0])]
-    except (OSError, ValueError, KeyError, TypeError):  # no file, or not a row: it is replaced
+    new, path = {run["seed"] for run in row["runs"]}, row_path(results, row)
+    if not path.exists():
         return dict(row)
+    known = _read_row(results, path)
+    earlier = [run for run in known["runs"] if run["seed"] not in new and _same_data(run, row["runs"][0])]
     if not earlier or _made_of(known) != _made_of(row):
         return dict(row)
     runs = sorted([*earlier, *row["runs"]], key=lambda run: run["seed"])
@@ -94,16 +95,21 @@ def write_row(results: Path, row: Mapping[str, Any]) -> Path:
     return path
 
 
+def _read_row(results: Path, path: Path) -> dict[str, Any]:
+    try:
+        row = json.loads(path.read_text(encoding="utf-8"))
+        place, _ = row_path(results, row), [run["seed"] for run in row["runs"]]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{path} is not a row of lightconv reproduce ({type(error).__name__}: {error})") from None
+    if place != path:
+        raise InputError(f"{path} has the row of {row['task']}/{row['system']}, which belongs in {place}")
+    return row
+
+
 def read_rows(results: Path) -> dict[str, dict[str, dict[str, Any]]]:
-    """{task: {system: row}} of all rows."""
+    """{task: {system: row}} of all rows. InputError for a file that is not a row."""
     rows: dict[str, dict[str, dict[str, Any]]] = {}
     for path in sorted(results.rglob("*.json")):
-        try:
-            row = json.loads(path.read_text(encoding="utf-8"))
-            place = row_path(results, row)
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise InputError(f"{path} is not a row of lightconv reproduce ({type(error).__name__}: {error})") from None
-        if place != path:
-            raise InputError(f"{path} has the row of {row['task']}/{row['system']}, which belongs in {place}")
+        row = _read_row(results, path)
         rows.setdefault(row["task"], {})[row["system"]] = row
     return rows

@@ -30,7 +30,7 @@ from lightconv_plugin.recipes.evaluation import (
 from lightconv_plugin.recipes.reproduce import training
 from lightconv_plugin.recipes.reproduce.job import Job
 from lightconv_plugin.recipes.reproduce.protocol import row_digest, short_digest
-from lightconv_plugin.recipes.reproduce.rows import add_row, main_scores, summarise
+from lightconv_plugin.recipes.reproduce.rows import add_row, main_scores, read_rows, summarise
 from lightconv_plugin.recipes.reproduce.table import config_name, default_table, render_section, sections, write_table
 from lightconv_plugin.recipes.reproduce.training import identity
 from lightconv_plugin.recipes.steps import Steps, shorten
@@ -57,9 +57,11 @@ def reproduce(job: Job) -> Reproduced:
     an exception, such as KeyboardInterrupt, ends this call.
 
     Raises:
-        InputError: the data or a training in the folder do not match the job, or preparing, tuning or scoring failed.
+        InputError: the data or a training in the folder do not match the job, a file of the results is not a row, or
+            preparing, tuning or scoring failed.
         TrainingFailed: a training failed.
     """
+    read_rows(job.results)  # a damaged one is named before the training
     with Steps(job.folder) as steps:
         row = Reproduction(job, steps).row()
     path = add_row(job.results, row)

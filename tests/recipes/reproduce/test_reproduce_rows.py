@@ -236,7 +236,8 @@ def test_the_miniature_is_not_among_the_results(tmp_path):
         ("{", "is not a row of lightconv reproduce (JSONDecodeError"),
         ("[]", "is not a row of lightconv reproduce (TypeError"),
         ('{"task": "a"}', "is not a row of lightconv reproduce (KeyError: 'system')"),
-        ('{"task": "a", "system": "b"}', "has the row of a/b, which belongs in"),
+        ('{"task": "x", "system": "b"}', "is not a row of lightconv reproduce (KeyError: 'runs')"),
+        ('{"task": "a", "system": "b", "runs": []}', "has the row of a/b, which belongs in"),
     ],
 )
 def test_a_file_that_is_no_row(tmp_path, content, message):
@@ -402,11 +403,23 @@ def test_seeds_of_other_data_are_replaced(other_day):
     assert [one["seed"] for one in found["runs"]] == [1, 2, 4]
 
 
-@pytest.mark.parametrize("content", ["", "[1]", "{}", '{"runs": []}', None])
-def test_what_is_no_row_has_no_seeds(other_day, content):
+CONFLICT = "<<<<<<< HEAD\n{}\n=======\n{}\n>>>>>>> theirs\n"
+
+
+@pytest.mark.parametrize("content", ["", CONFLICT, "[1]", "{}", '{"task": "task", "system": "dynamicconv"}'])
+def test_a_damaged_row_is_not_replaced(other_day, content):
+    """Its seeds may be of another machine."""
     results, _, made = other_day
     path = results / "task/dynamicconv.json"
-    path.write_text(content) if content is not None else path.unlink()
+    path.write_text(content)
+    with pytest.raises(InputError, match=f"{path} is not a row of lightconv reproduce"):
+        add_row(results, made(run(3, 33.0, 31.0)))
+    assert path.read_text() == content
+
+
+def test_without_a_row_there_are_no_earlier_seeds(other_day):
+    results, _, made = other_day
+    (results / "task/dynamicconv.json").unlink()
     assert with_earlier_seeds(results, new := made(run(3, 33.0, 31.0))) == new
 
 

@@ -112,6 +112,16 @@ def test_tasks_with_the_same_runs_share_a_table(world):
     assert "## A task\n" in text and done.section in text and "DynamicConv*" not in text
 
 
+def test_a_damaged_row_is_named_before_any_work(world):
+    job = world.job()
+    path = job.results / "task/dynamicconv.json"
+    path.parent.mkdir(parents=True)
+    path.write_text("<<<<<<< HEAD\n")
+    with pytest.raises(InputError, match=f"{path} is not a row of lightconv reproduce"):
+        reproduction_world.reproduce.reproduce(job)
+    assert world.calls()[0] == [] and path.read_text() == "<<<<<<< HEAD\n"
+
+
 @pytest.mark.parametrize(
     "name, change, again, said",
     [
