@@ -6,6 +6,7 @@ import os
 import re
 import secrets
 import shutil
+import stat
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -109,6 +110,8 @@ def atomic_write(path: Path, binary: bool = False) -> Iterator[IO]:
     left by killed processes are removed at the next write of the same path. Text is UTF-8 with "\\n" line ends; what
     UTF-8 does not have, as in names of files that are in another encoding, is written as \\udcfc, which JSON reads.
 
+    A file that is replaced keeps its permissions, and its owner and group where the user may give them.
+
     If `path` is a link, the file that it leads to is written. A device or a pipe is opened as it is, and what this
     process has open, such as /dev/stdout, is written from its position on: renaming a file to it would replace it.
     """
@@ -126,6 +129,7 @@ def atomic_write(path: Path, binary: bool = False) -> Iterator[IO]:
     try:
         with _naming(path), temporary.open(f"x{kind}", **text) as file:
             _lock(file)
+            _keep_permissions(path, file.fileno())
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -133,6 +137,19 @@ def atomic_write(path: Path, binary: bool = False) -> Iterator[IO]:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def _keep_permissions(path: Path, descriptor: int) -> None:
+    """Give an open file the owner, the group and the permissions of the file at `path`, if there is one."""
+    if not path.exists() or not hasattr(os, "fchown"):  # not on Windows
+        return
+    old = path.stat()
+    for owner in (old.st_uid, -1):  # only root may give a file away
+        with contextlib.suppress(OSError):
+            os.fchown(descriptor, owner, old.st_gid)
+            break
+    with contextlib.suppress(OSError):  # a file system without permissions
+        os.fchmod(descriptor, stat.S_IMODE(old.st_mode))
 
 
 def check_new_file(path: Path, force: bool) -> None:

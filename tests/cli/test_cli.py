@@ -306,6 +306,21 @@ def test_atomic_write_has_the_usual_permissions(tmp_path):
     assert (tmp_path / "ours").stat().st_mode == (tmp_path / "usual").stat().st_mode
 
 
+def test_atomic_write_keeps_the_permissions_of_a_file(tmp_path):
+    """And its owner and group, as far as the user may give them."""
+    path = tmp_path / "private"
+    path.touch()
+    path.chmod(0o640)
+    with contextlib.suppress(PermissionError):
+        os.chown(path, 1234, 5678)
+    old = path.stat()
+    with atomic_write(path) as file:
+        assert os.fstat(file.fileno()).st_mode == old.st_mode, "also before it is complete"
+        file.write("new")
+    new = path.stat()
+    assert (new.st_mode, new.st_uid, new.st_gid) == (old.st_mode, old.st_uid, old.st_gid) and new.st_ino != old.st_ino
+
+
 def test_atomic_write_shows_the_old_content_until_the_end(tmp_path):
     path = tmp_path / "with a space"
     path.write_text("old")
