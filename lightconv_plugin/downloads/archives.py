@@ -21,8 +21,8 @@ from lightconv_plugin.errors import CorpusError
 _BLOCK = 1 << 20
 _OPENERS: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 _SHORT = {".tgz": ".tar.gz", ".tbz2": ".tar.bz2", ".tbz": ".tar.bz2", ".txz": ".tar.xz"}
-# What the standard library raises for truncated or damaged data.
-_DAMAGE = (EOFError, OSError, zlib.error, lzma.LZMAError, tarfile.TarError, zipfile.BadZipFile)
+# What the standard library raises for truncated or damaged data; ValueError: a name with bytes that no name has.
+_DAMAGE = (EOFError, OSError, ValueError, zlib.error, lzma.LZMAError, tarfile.TarError, zipfile.BadZipFile)
 
 
 class Member(NamedTuple):
@@ -76,10 +76,21 @@ def _damage(archive: Path) -> Iterator[None]:
         raise CorpusError(f"{archive} is cut short or damaged: {error}") from error
 
 
+class _Header(tarfile.TarInfo):
+    """A header that raises ReadError if it is damaged: tarfile takes any but the first for the end of the archive."""
+
+    @classmethod
+    def fromtarfile(cls, tar: tarfile.TarFile) -> _Header:
+        try:
+            return super().fromtarfile(tar)
+        except tarfile.InvalidHeaderError as error:  # type: ignore[attr-defined]  # has no stub
+            raise tarfile.ReadError(str(error)) from error
+
+
 def _tar_members(archive: Path, packing: str) -> Iterator[Member]:
     with _OPENERS[packing](archive) if packing else archive.open("rb") as file:
         stream: Any = _Counted(file)
-        with tarfile.open(fileobj=stream, mode="r|") as tar:
+        with tarfile.open(fileobj=stream, mode="r|", tarinfo=_Header) as tar:
             while (member := tar.next()) is not None:
                 if not member.isdir():
                     yield Member(member.name, member.isreg(), partial(tar.extractfile, member))

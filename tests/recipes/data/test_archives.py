@@ -91,6 +91,29 @@ def test_a_changed_byte_is_noticed(archive, name):
         verify(archive(name, bytes(data)))
 
 
+@pytest.mark.parametrize("name", ["x.tar", "x.tgz"])
+def test_a_damaged_header_is_not_the_end_of_the_archive(archive, tmp_path, name):
+    data = bytearray(TAR)
+    data[data.index(b"a/two.txt")] ^= 0x55
+    path = archive(name, bytes(data) if name == "x.tar" else gzip.compress(data))
+    for use in (verify, lambda p: unpack(p, tmp_path / "out", ["*"], 1 << 20), lambda p: list(read_members(p))):
+        with pytest.raises(CorpusError, match=rf"{name} is cut short or damaged: bad checksum"):
+            use(path)
+
+
+def test_names_that_are_none_are_damage(archive, tmp_path):
+    """A byte that is not UTF-8 in a zip that says it is, and a NUL in a name of pax."""
+    data = zipped({"ü.txt": "x"}).replace("ü".encode(), b"\xff\xfe")
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as tar:
+        info = tarfile.TarInfo("x")
+        info.pax_headers = {"path": "a\0b"}
+        tar.addfile(info)
+    for path in (archive("x.zip", data), archive("x.tar", buffer.getvalue())):
+        with pytest.raises(CorpusError, match=rf"{path.name} is cut short or damaged"):
+            unpack(path, tmp_path / "out", ["*"], 100)
+
+
 @pytest.mark.parametrize("name", ["page.tgz", "page.zip", "page.gz", "page.tar", "page.txz"])
 def test_a_web_page_is_no_archive(archive, name):
     with pytest.raises(CorpusError, match="cut short or damaged"):
