@@ -121,6 +121,14 @@ class Digests:
         return found
 
 
+def _place(output: Path) -> Path:
+    """Where an output is: what it leads to if it is a link, such as one to a larger disk."""
+    place = Path(os.path.realpath(output)) if output.is_symlink() else output
+    if os.path.ismount(place):
+        raise CorpusError(f"{output} is a mount point, which cannot be replaced: link a folder in it instead")
+    return place
+
+
 class Steps:
     """The steps that fill one folder; the object holds a lock on it.
 
@@ -171,7 +179,10 @@ class Steps:
         """Call `make(*temporary_outputs)` unless the step is done. True if it ran.
 
         `params`: everything that the outputs depend on besides the contents of the inputs (JSON values). Outputs are
-        written with the suffix `.tmp` and renamed when the step has succeeded.
+        written with the suffix `.tmp` and renamed when the step has succeeded; one that is a link is replaced where
+        it leads.
+
+        Raises CorpusError, before the work, for an output that is a mount point.
         """
         depends = {"params": dict(params), "inputs": self._listing(inputs)}
         if self._is_done(
@@ -182,7 +193,7 @@ class Steps:
                     self._remember(path, entries(path))
             return False
         start = time.monotonic()
-        temporaries = [path.with_name(path.name + ".tmp") for path in outputs]
+        temporaries = [(place := _place(path)).with_name(place.name + ".tmp") for path in outputs]
         for path, temporary in zip(outputs, temporaries, strict=True):
             path.parent.mkdir(parents=True, exist_ok=True)
             remove(temporary)
@@ -201,22 +212,24 @@ class Steps:
 
     def _put(self, temporary: Path, path: Path) -> None:
         """Move a new output to its place; the user's files in the folder there stay."""
+        place = _place(path)
         if not temporary.is_dir():
-            remove(path)
-            os.replace(temporary, path)
+            remove(place)
+            os.replace(temporary, place)
             return
-        new, found = entries(temporary), entries(path)
-        old = self._files.get(os.path.relpath(path, self.root), found)  # without a record, all files are the step's
+        new, found = entries(temporary), entries(place)
+        # Without a record, all files are the step's, but for those of a folder that the user has linked.
+        old = self._files.get(os.path.relpath(path, self.root), [] if path.is_symlink() else found)
         self._remember(path, {*old, *new})  # a run that is killed below leaves both kinds
-        if path.is_symlink() or set(found) <= set(old):
-            remove(path)
-            os.replace(temporary, path)
+        if set(found) <= set(old):
+            remove(place)
+            os.replace(temporary, place)
         else:
             for file in old:
-                (path / file).unlink(missing_ok=True)
+                (place / file).unlink(missing_ok=True)
             for file in new:
-                (path / file).parent.mkdir(parents=True, exist_ok=True)
-                os.replace(temporary / file, path / file)
+                (place / file).parent.mkdir(parents=True, exist_ok=True)
+                os.replace(temporary / file, place / file)
             remove(temporary)
         self._remember(path, new)
 

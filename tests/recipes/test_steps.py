@@ -10,7 +10,9 @@ import time
 
 import pytest
 
+from lightconv_plugin.errors import CorpusError
 from lightconv_plugin.recipes import steps as steps_module
+from lightconv_plugin.recipes.data.stages import Plan, Stage
 from lightconv_plugin.recipes.steps import Digests, Steps, digest
 
 
@@ -100,6 +102,58 @@ def test_a_users_files_stay_in_a_folder_of_an_earlier_version(setting):
     (root / "out/two/mine").write_text("kept")
     assert run() is False and run((1, 3)) is True
     assert (root / "out/two/mine").read_text() == "kept"
+
+
+@pytest.fixture
+def linked(setting):
+    """(run, root, disk): the outputs were moved to `disk` and linked."""
+    run, _, root = setting
+    run()
+    disk = root / "disk"
+    disk.mkdir()
+    for name in ("one", "two"):
+        (root / "out" / name).rename(disk / name)
+        (root / "out" / name).symlink_to(disk / name)
+    return run, root, disk
+
+
+def test_an_output_that_is_linked_is_replaced_where_it_is(linked):
+    run, root, disk = linked
+    assert run() is False
+    (root / "a").write_text("c")
+    (disk / "two/mine").write_text("kept")
+    assert run() is True and run() is False
+    assert (disk / "one").read_text() == "cb" and (disk / "two/inner").read_text() == "folder"
+    assert (disk / "two/mine").read_text() == "kept"
+    assert all((root / "out" / name).is_symlink() for name in ("one", "two"))
+    assert sorted(path.name for path in disk.iterdir()) == ["one", "two"]
+
+
+def test_a_folder_of_the_users_that_is_linked_keeps_its_files(linked):
+    """Without a record nobody knows which files are the step's."""
+    run, root, disk = linked
+    (disk / "two/mine").write_text("kept")
+    (root / ".steps/files").unlink()
+    assert run((1, 3)) is True
+    assert (disk / "two/mine").read_text() == "kept" and (disk / "two/inner").read_text() == "folder"
+
+
+def test_an_output_on_a_mount_point_is_refused_before_the_work(linked, monkeypatch):
+    run, _, disk = linked
+    monkeypatch.setattr(os.path, "ismount", lambda path: str(path) == str(disk / "two"))
+    with pytest.raises(CorpusError, match="out/two is a mount point, which cannot be replaced"):
+        run((1, 3), make=None)
+
+
+def test_text_that_an_output_leads_to_is_not_replaced_by_what_is_made_of_it(tmp_path):
+    (tmp_path / "text").write_text("mine")
+    for name in (".steps", "raw"):
+        (tmp_path / "out" / name).mkdir(parents=True)
+    (tmp_path / "out/raw/train").symlink_to(tmp_path / "text")
+    stage = Stage("s", "s", None, inputs=[tmp_path / "text"], outputs=[tmp_path / "out/raw/train"])
+    with pytest.raises(CorpusError, match="text would be replaced by what is made of it"):
+        Plan(tmp_path / "out", [stage]).run()
+    assert (tmp_path / "text").read_text() == "mine"
 
 
 def test_a_kill_while_an_output_is_replaced_loses_nothing_of_the_user(setting, monkeypatch):

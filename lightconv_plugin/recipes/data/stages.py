@@ -60,7 +60,7 @@ class Plan(NamedTuple):
 
     def _check_inputs(self) -> None:
         """Raise CorpusError for an input that no stage makes in a place where one writes."""
-        written = {path.parent.resolve() / path.name for stage in self.stages for path in stage.outputs}
+        written = {path.resolve() for stage in self.stages for path in stage.outputs}
         made: set[Path] = set()
         for stage in self.stages:
             for path in stage.inputs:
