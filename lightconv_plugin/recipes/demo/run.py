@@ -30,6 +30,7 @@ from lightconv_plugin.records.file import read_folder
 from lightconv_plugin.records.trainings import Training, trainings
 
 SYSTEMS = ("dynamicconv", "transformer")
+REPORTS = ("report.md", "report.json", "report.html")  # in the work folder
 KEY = "demo.key"  # in the folder of a training: identifies it
 AVERAGED = 3  # checkpoints to average, written over the last three twentieths of a training
 SIZES = {"train": 16000, "valid": 500, "test": 500}  # sentence pairs of the grammar's corpus
@@ -81,6 +82,7 @@ def demo(
         if raw is not None:
             find_corpus(raw, src, tgt)  # fail early if there is no corpus
         work = (work or workspace() / "runs/demo" / (raw.resolve().name if raw else "grammar")).resolve()
+        check_reports(work)
         work.mkdir(parents=True, exist_ok=True)
         with locked(work / "lock", f"another demo is working in {work}"):
             say(f"work folder: {work}")
@@ -96,6 +98,14 @@ def demo(
         raise InputError(str(error)) from error
     say(f"total: {(time.monotonic() - start) / 60:.1f} minutes; now open {page}")
     return table
+
+
+def check_reports(work: Path) -> None:
+    """Raise InputError for a report in a folder in which no demo has begun to train."""
+    if not any((work / system / KEY).is_file() for system in SYSTEMS):
+        for path in (work / name for name in REPORTS):
+            if os.path.lexists(path):
+                raise InputError(f"{path} exists and is not from a demo: choose another `work` folder")
 
 
 def task_of(raw: Path | None, corpus: Corpus, updates: int | None) -> DemoTask:
