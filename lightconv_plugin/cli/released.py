@@ -37,7 +37,10 @@ def run(args: argparse.Namespace) -> int:
     if args.clear:
         if given:
             raise InputError(f"`{next(iter(given))}` is not valid with --clear")
-        say(f"{cache.clear(args.name) / 1e6:,.1f} MB deleted")
+        freed, left = cache.clear(args.name)
+        say(f"{freed / 1e6:,.1f} MB deleted")
+        if left:
+            say(f"left in {cache.home()}, not of a released model: {', '.join(left)}")
     elif args.name is None:
         if given:
             raise InputError(f"`{next(iter(given))}` needs the NAME of a model: lightconv released lists them")

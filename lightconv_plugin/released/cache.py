@@ -9,6 +9,7 @@ CACHE/released/downloads/            archives that are not complete or not unpac
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -94,22 +95,34 @@ def record(name: str, **facts: Any) -> None:
                 json.dump({**table, name: facts}, file, indent=1, sort_keys=True)
 
 
-def clear(name: str | None = None) -> int:
-    """Delete a model, or without a name everything, the table included. Returns the number of bytes freed.
+def clear(name: str | None = None) -> tuple[int, list[str]]:
+    """Delete a model, or without a name all models, test sets and downloads and the table.
 
     Downloads of the model that were interrupted are deleted, and its test set unless another model in the cache has
     the same. The recorded checksums of a single model are kept: another download has to match them.
+
+    Returns the number of bytes freed and, without a name, what else is in the folder and stays.
     """
     freed = 0
-    for folder in _folders(find(name)) if name else [home()]:
-        freed += size(folder)
-        if folder.is_dir():
-            shutil.rmtree(folder.resolve())
-            if folder.is_symlink() and name is None:  # the cache on a larger disk, say: it can be used again
-                folder.resolve().mkdir()
-            elif folder.is_symlink():  # an empty folder would be taken for the model
-                folder.unlink()
-    return freed
+    for path in _folders(find(name)) if name else _own():
+        freed += size(path)
+        if path.is_dir():
+            shutil.rmtree(path.resolve())
+        if path.is_symlink() or path.is_file():  # files.json, or a link: its folder is gone
+            path.unlink()
+    if name or not home().is_dir():
+        return freed, []
+    left = sorted(path.name for path in home().iterdir())
+    with contextlib.suppress(OSError):  # it has other files, or is a link, to a larger disk, say, to be used again
+        home().rmdir()
+    return freed, left
+
+
+def _own() -> list[Path]:
+    """What lightconv has put into the cache, also what processes that were killed have left."""
+    models = {folder for model in MODELS.values() for folder in (model.folder, model.test_folder)}
+    names = [*models, "downloads", "files.json"]
+    return [path for name in names for path in (home() / name, *home().glob(f".{name}.*.tmp"))]
 
 
 def _folders(model: Model) -> list[Path]:
@@ -124,5 +137,6 @@ def _folders(model: Model) -> list[Path]:
 
 
 def size(folder: Path) -> int:
-    """Bytes in a folder; 0 if it does not exist."""
-    return sum(path.lstat().st_size for path in folder.rglob("*") if path.is_file())
+    """Bytes in a folder, or of a file; 0 if it does not exist."""
+    paths = [folder] if folder.is_file() else folder.rglob("*")
+    return sum(path.lstat().st_size for path in paths if path.is_file())

@@ -130,12 +130,31 @@ def test_a_model_is_cleared_with_its_test_set_unless_another_one_needs_it(home, 
         assert {path.relative_to(home).as_posix() for path in home.rglob("*") if path.is_file()} == left
 
 
+def fill(home):
+    """What the cache may have, of models and of processes that were killed."""
+    folders = (MODEL.folder, MODEL.test_folder, "downloads/x", f".{MODEL.folder}.7.0123abcd.tmp")
+    for folder in folders:
+        (home / folder).mkdir(parents=True)
+        (home / folder / "file").write_text("x")
+    (home / "files.json").write_text("{}")
+    (home / ".files.json.7.0123abcd.tmp").write_text("{")
+
+
 def test_a_cache_that_is_a_link_is_emptied(home, lightconv, tmp_path):
-    (tmp_path / "disk/x").mkdir(parents=True)
+    fill(tmp_path / "disk")
     home.parent.mkdir(parents=True, exist_ok=True)
     home.symlink_to(tmp_path / "disk")
-    lightconv("released", "--clear")
-    assert home.is_symlink() and not list(home.iterdir())
+    _, err = lightconv("released", "--clear")
+    assert home.is_symlink() and not list(home.iterdir()) and "left" not in err
+
+
+def test_what_the_cache_has_of_the_users_own_stays_and_is_named(home, lightconv):
+    fill(home)
+    (home / "my-model").mkdir()
+    (home / "notes.txt").write_text("mine")
+    _, err = lightconv("released", "--clear")
+    assert sorted(path.name for path in home.iterdir()) == ["my-model", "notes.txt"]
+    assert f"left in {home}, not of a released model: my-model, notes.txt" in err
 
 
 def test_a_model_that_is_linked_can_be_cleared_and_fetched_again(server, home, lightconv, tmp_path):
