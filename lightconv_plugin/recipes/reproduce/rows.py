@@ -61,7 +61,7 @@ def with_earlier_seeds(results: Path, row: Mapping[str, Any]) -> dict[str, Any]:
     new, path = {run["seed"] for run in row["runs"]}, row_path(results, row)
     if not path.exists():
         return dict(row)
-    known = _read_row(results, path)
+    known = _read_row(results, path, ("runs", *_UNITED))
     earlier = [run for run in known["runs"] if run["seed"] not in new and _same_data(run, row["runs"][0])]
     if not earlier or _made_of(known) != _made_of(row):
         return dict(row)
@@ -95,10 +95,11 @@ def write_row(results: Path, row: Mapping[str, Any]) -> Path:
     return path
 
 
-def _read_row(results: Path, path: Path) -> dict[str, Any]:
+def _read_row(results: Path, path: Path, needed: Sequence[str] = ()) -> dict[str, Any]:
+    """The row in a file. InputError if it is none, or has not all keys that are `needed`."""
     try:
         row = json.loads(path.read_text(encoding="utf-8"))
-        place, _ = row_path(results, row), [run["seed"] for run in row["runs"]]
+        place, _ = row_path(results, row), [row[key] for key in needed]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(f"{path} is not a row of lightconv reproduce ({type(error).__name__}: {error})") from None
     if place != path:
