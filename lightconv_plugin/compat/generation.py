@@ -171,3 +171,36 @@ def ended_samples() -> None:
 
     Sampling.step_of_words = original_step
     Sampling.step = step
+
+
+def _unknowns_are_not_replaced() -> bool:
+    from fairseq import utils
+
+    try:
+        return utils.replace_unk("<unk>", "a", [(0, 0)], {}, "<unk>") != "a"
+    except TypeError:
+        return True
+
+
+@patch(versions="all versions of fairseq", needed=_unknowns_are_not_replaced)
+def replaced_unknowns() -> None:
+    """fairseq's --replace-unk fails at the first unknown word of a translation, with an alignment or without.
+
+    It expects the position of a source word for each word, and --print-alignment gives pairs of positions. Here these
+    are read, and an error says that they are missing.
+    """
+    from fairseq import utils
+
+    original = utils.replace_unk
+
+    def replace_unk(hypo_str: str, src_str: str, alignment: Any, align_dict: dict[str, str], unk: str) -> str:
+        if unk not in hypo_str.split():
+            return original(hypo_str, src_str, alignment, align_dict, unk)
+        if not isinstance(alignment, list) or not all(isinstance(pair, tuple) for pair in alignment):
+            raise ValueError("--replace-unk needs --print-alignment hard")
+        if not alignment:  # of a source without words
+            return hypo_str
+        sources = [source for source, _ in sorted(alignment, key=lambda pair: pair[1])]
+        return original(hypo_str, src_str, sources, align_dict, unk)
+
+    utils.replace_unk = replace_unk

@@ -9,6 +9,7 @@ import torch
 
 pytest.importorskip("fairseq")
 
+from fairseq import utils
 from fairseq.data import data_utils
 from fairseq.ngram_repeat_block import NGramRepeatBlock
 from fairseq.search import DiverseBeamSearch, Sampling
@@ -158,6 +159,17 @@ def test_ended_samples_need_no_words_that_are_not_blocked(scripted):
     found = [one["tokens"].tolist() for ranked in search({"net_input": toys.batch(8)["net_input"]}) for one in ranked]
     assert len(found) == 8 * 4
     assert all(len(set(tokens)) == len(tokens) for tokens in found)
+
+
+def test_replaced_unknowns_are_the_aligned_words_of_the_source():
+    """By the dictionary if it has them. The alignment is that of --print-alignment: pairs of source and target."""
+    given = "a <unk> b <unk>", "x Hund y", [(2, 0), (1, 1), (0, 2), (2, 3)], {"Hund": "DOG"}, "<unk>"
+    assert utils.replace_unk(*given) == "a DOG b y"
+    for nothing in (torch.empty(0), None, [["0.5", "0.5"]]):
+        assert utils.replace_unk("a b", "x", nothing, {}, "<unk>") == "a b"
+        with pytest.raises(ValueError, match="--replace-unk needs --print-alignment hard"):
+            utils.replace_unk("a <unk>", "x", nothing, {}, "<unk>")
+    assert utils.replace_unk("<unk>", "", [], {}, "<unk>") == "<unk>"
 
 
 BLOCK = """

@@ -67,10 +67,10 @@ OPTIONS: dict[str, tuple[With, ...]] = {
     "min_len": _same("--min-len 12 --max-len-b 12 --lenpen -1"),
     "match_source_len": _back("search by LengthConstrainedBeamSearch", "--match-source-len"),
     **dict.fromkeys(("unnormalized", "unkpen"), _same("--unnormalized --unkpen -5 --nbest 5")),
-    # Without --print-alignment fairseq has no alignment by which to replace a word, and fails where there is an <unk>.
     "replace_unk": (
         With("--replace-unk DICT --dataset-impl raw"),
-        With("--replace-unk DICT --dataset-impl raw --unkpen -90", fails="IndexError"),
+        With("--replace-unk DICT --dataset-impl raw --unkpen -90", fails="--replace-unk needs --print-alignment hard"),
+        *_back("--print-alignment", "--replace-unk DICT --dataset-impl raw --unkpen -90 --print-alignment"),
     ),
     "sacrebleu": _same("--sacrebleu --beam 40"),
     "score_reference": (With("--score-reference", said=None),),
