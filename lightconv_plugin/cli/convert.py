@@ -51,7 +51,6 @@ def add_parser(commands) -> None:
         "convert",
         description=DESCRIPTION,
         epilog="example: lightconv convert runs/a/average10.pt fairseq.pt --to fairseq",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("input", type=Path, metavar="IN", help="the checkpoint, or exported model, to convert")
     parser.add_argument("output", type=Path, metavar="OUT", help="the checkpoint to write")

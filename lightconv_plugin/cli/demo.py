@@ -29,7 +29,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def add_parser(commands) -> None:
-    parser = commands.add_parser("demo", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = commands.add_parser("demo", description=DESCRIPTION)
     parser.add_argument("raw", nargs="?", type=Path, metavar="DIR", help="folder of parallel text")
     parser.add_argument(
         "--updates",

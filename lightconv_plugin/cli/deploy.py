@@ -46,10 +46,7 @@ written next to them. docs/deployment.md describes the graphs and has example pr
 
 def add_parser(commands) -> None:
     parser = commands.add_parser(
-        "deploy",
-        description=DESCRIPTION,
-        epilog="example: lightconv deploy dynamicconv-de-en dynamicconv-de-en-aoti",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        "deploy", description=DESCRIPTION, epilog="example: lightconv deploy dynamicconv-de-en dynamicconv-de-en-aoti"
     )
     parser.add_argument("directory", type=Path, metavar="DIR", help="the exported model (lightconv export)")
     parser.add_argument("output", type=Path, metavar="OUT", help="the directory to write")

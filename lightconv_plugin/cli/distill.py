@@ -65,12 +65,7 @@ def _distill(args: argparse.Namespace) -> None:
 
 
 def add_parser(commands) -> None:
-    parser = commands.add_parser(
-        "distill",
-        description=DESCRIPTION,
-        epilog=EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = commands.add_parser("distill", description=DESCRIPTION, epilog=EXAMPLE)
     parser.add_argument(
         "path", nargs="+", metavar="TEACHER",
         help="a directory written by lightconv export, a fairseq checkpoint, or a name of lightconv released; several "

@@ -82,12 +82,7 @@ example:
 
 
 def add_parser(commands) -> None:
-    parser = commands.add_parser(
-        "export",
-        description=DESCRIPTION,
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = commands.add_parser("export", description=DESCRIPTION, epilog=EPILOG)
     parser.add_argument("checkpoint", type=Path, metavar="CHECKPOINT", help="the model")
     parser.add_argument("directory", type=Path, metavar="DIR", help="the directory to write")
     parser.add_argument("--data", type=Path, metavar="DATA_BIN", help="folder of the dictionaries")

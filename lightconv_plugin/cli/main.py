@@ -28,7 +28,7 @@ import select
 import signal
 import sys
 from collections.abc import Sequence
-from typing import NoReturn, TextIO
+from typing import Any, NoReturn, TextIO
 
 import lightconv_plugin
 from lightconv_plugin.errors import InputError, how_to_get
@@ -90,7 +90,21 @@ def overview() -> str:
     return "\n".join(lines)
 
 
-class _Parser(argparse.ArgumentParser):
+class _Help(argparse.HelpFormatter):
+    """Text with lines of its own stays as it is; other text fills the lines of the terminal."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return text if "\n" in text else super()._fill_text(text, width, indent)
+
+
+class _Command(argparse.ArgumentParser):
+    """The parser of a subcommand."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(formatter_class=_Help, **options)
+
+
+class _Parser(_Command):
     """The parser of the command itself: its help is the overview, and a wrong name gets a suggestion."""
 
     def error(self, message: str) -> NoReturn:
@@ -102,7 +116,6 @@ def _parser() -> _Parser:
         prog="lightconv",
         usage="lightconv COMMAND [options]    (lightconv COMMAND --help: its options)",
         description="LightConv, DynamicConv and TaLK convolutions: train, evaluate and use them.\n\n" + overview(),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
         add_help=False,
     )
     parser.add_argument("-h", "--help", action="help", help=argparse.SUPPRESS)
@@ -119,7 +132,7 @@ def subparser(name: str) -> argparse.ArgumentParser:
         near = difflib.get_close_matches(name, known, n=2)
         hint = f"did you mean {' or '.join(near)}?" if near else "lightconv --help lists the commands"
         _parser().error(f"there is no command {name!r}: {hint}")
-    commands = argparse.ArgumentParser(prog="lightconv").add_subparsers()
+    commands = argparse.ArgumentParser(prog="lightconv").add_subparsers(parser_class=_Command)
     module = importlib.import_module(f"lightconv_plugin.cli.{name.replace('-', '_')}")
     module.add_parser(commands)
     commands.choices[name].set_defaults(run=module.run)

@@ -75,7 +75,6 @@ def add_parser(commands) -> None:
         usage="lightconv prepare TASK [options]    (lightconv prepare TASK --help: its options)",
         description="Downloads the published files of a corpus, checks them, and makes fairseq's binary data from them."
         " Finished steps\nare not repeated: run the same command again to resume.\n\n" + listing,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("task", metavar="TASK", help=argparse.SUPPRESS)
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)

@@ -94,12 +94,7 @@ def _row(model, table) -> tuple[str, ...]:
 
 
 def add_parser(commands) -> None:
-    parser = commands.add_parser(
-        "released",
-        description=DESCRIPTION,
-        epilog=EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = commands.add_parser("released", description=DESCRIPTION, epilog=EXAMPLE)
     parser.add_argument("name", nargs="?", metavar="NAME", help="the model to get, as in the list")
     parser.add_argument(
         "--dtype", choices=("float32", "int8"), help="type of the weights (default: as exported before, else float32)"

@@ -52,10 +52,7 @@ def _figure(text: str) -> Path:
 
 
 def add_parser(commands) -> None:
-    parser = commands.add_parser(
-        "report",
-        description="Writes a self-contained HTML page about trainings.",
-    )
+    parser = commands.add_parser("report", description="Writes a self-contained HTML page about trainings.")
     parser.add_argument(
         "run_dirs", nargs="+", type=Path, metavar="RUN_DIR", help="folder of a training (checkpoint.save_dir)"
     )

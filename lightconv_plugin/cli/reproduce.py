@@ -117,7 +117,6 @@ def add_parser(commands) -> None:
         usage="lightconv reproduce CONFIG --seeds N… [options] [overrides]",
         description=DESCRIPTION,
         epilog=EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     parser.add_argument("config", nargs="?", metavar="CONFIG", help=argparse.SUPPRESS)

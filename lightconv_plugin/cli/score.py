@@ -117,12 +117,7 @@ example:
 
 
 def add_parser(commands) -> None:
-    parser = commands.add_parser(
-        "score",
-        description=DESCRIPTION,
-        epilog=EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = commands.add_parser("score", description=DESCRIPTION, epilog=EXAMPLE)
     parser.add_argument("--metric", choices=tuple(OPTIONS), default="bleu", help="default: %(default)s")
     parser.add_argument(
         "--gen", type=Path, metavar="FILE", help="the complete output of fairseq-generate, with references"

@@ -20,7 +20,6 @@ def add_evaluation(commands, name: str, rest: str, description: str, epilog: str
         usage=f"lightconv {name} DATA_BIN CHECKPOINT [options] {rest}",
         description=description,
         epilog=epilog,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     parser.add_argument("data", type=Path, metavar="DATA_BIN", help="folder of binarised data")

@@ -41,12 +41,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def add_parser(commands) -> None:
-    parser = commands.add_parser(
-        "shortlist",
-        description=DESCRIPTION,
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = commands.add_parser("shortlist", description=DESCRIPTION, epilog=EPILOG)
     parser.add_argument("data", type=Path, metavar="DATA_BIN", help="folder of the binarised training text")
     parser.add_argument("--output", type=Path, required=True, metavar="FILE", help="the file to write")
     add_force(parser, "FILE, if it exists")

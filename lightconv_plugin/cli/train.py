@@ -79,7 +79,6 @@ def add_parser(commands) -> None:
         usage="lightconv train CONFIG [key=value …] [options]",
         description=DESCRIPTION,
         epilog=EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     parser.add_argument("config", metavar="CONFIG", help="path or name of a configuration")

@@ -303,7 +303,6 @@ def add_parser(commands) -> None:
         "translate",
         description="Translates text, one sentence per line, from standard input to standard output.",
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
         "path", type=Path, nargs="*", metavar="MODEL",

@@ -112,7 +112,6 @@ def add_parser(commands) -> None:
         usage="lightconv tune DATA_BIN SAVE_DIR [options] [-- options of fairseq-generate]",
         description=DESCRIPTION,
         epilog=EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("data", type=Path, metavar="DATA_BIN", help="the folder of binarised data")
     parser.add_argument("save_dir", type=Path, metavar="SAVE_DIR", help="the folder of a training's checkpoints")

@@ -12,6 +12,5 @@ def run(args: argparse.Namespace) -> int:
 
 def add_parser(commands) -> None:
     commands.add_parser(
-        "user-dir",
-        description='Prints the folder of the plugin: fairseq-train --user-dir "$(lightconv user-dir)" …',
+        "user-dir", description='Prints the folder of the plugin: fairseq-train --user-dir "$(lightconv user-dir)" …'
     )
