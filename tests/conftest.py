@@ -13,7 +13,17 @@ import torch
 
 from lightconv_plugin import cgroups
 from tests import ROOT
-from tests.fixtures import broken, files, output, plain, their_task, toy_data, toy_training  # noqa: F401  (fixtures)
+from tests.fixtures import (  # noqa: F401  (fixtures)
+    broken,
+    files,
+    output,
+    plain,
+    refusal,
+    small_disk,
+    their_task,
+    toy_data,
+    toy_training,
+)  # fmt: skip
 
 # Files of some twenty seconds of processor time and more: begun first, so that no process works on one alone in the
 # end. (scripts/test.sh asks pytest-xdist to keep this order.)

@@ -3,6 +3,7 @@
 import fcntl
 import os
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -84,3 +85,28 @@ def files(tmp_path):
         )  # fmt: skip
 
     return make
+
+
+@pytest.fixture
+def refusal(capsys):
+    """What `lightconv` says to these words, which it refuses."""
+    from lightconv_plugin.cli.main import main
+
+    def said(*words):
+        capsys.readouterr()
+        assert main([str(word) for word in words]) == 2
+        return capsys.readouterr().err
+
+    return said
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A folder on a file system of 300 kB."""
+    place = tmp_path / "small disk"
+    place.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=300k", "tmpfs", str(place)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("needs the right to mount a small file system")
+    yield place
+    subprocess.run(["umount", str(place)], check=True)

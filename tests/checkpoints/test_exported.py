@@ -1,8 +1,6 @@
 """Exported models: what is written is what is read, in every type and of every kind of model. Without fairseq."""
 
 import json
-import os
-import subprocess
 import sys
 
 import pytest
@@ -13,12 +11,12 @@ pytest.importorskip("safetensors")
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from lightconv_plugin.checkpoints import exported as exported_module
 from lightconv_plugin.checkpoints.exported import SearchDefaults, load_model, load_tensors, open_exported, skeleton
 from lightconv_plugin.checkpoints.weights import DTYPES, Int8, quantise, quantised_names
 from lightconv_plugin.errors import InputError
 from lightconv_plugin.generation import Translator
 from lightconv_plugin.modules import MIXERS
+from tests import programs
 from tests.checkpoints import exports
 
 SOURCE, TARGET = torch.tensor([[5, 9, 7, 2], [8, 2, 1, 1]]), torch.tensor([[2, 6, 11], [2, 4, 1]])
@@ -247,9 +245,7 @@ def test_opening_and_loading_import_neither_fairseq_nor_what_is_slow(tmp_path):
         "slow = {'fairseq', 'hydra', 'omegaconf', 'transformers', 'sympy', 'subword_nmt', 'torch._refs.special'}\n"
         "print(sorted(slow & ({*sys.modules} - before)))"
     )
-    environment = {**os.environ, "PYTHONPATH": str(exports.Path(exported_module.__file__).parents[2])}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=120)
-    assert (done.stdout, done.returncode) == ("[]\n", 0), done.stderr
+    assert programs.run(sys.executable, "-c", code).stdout == "[]\n"
 
 
 def test_another_type_is_refused(tmp_path):

@@ -17,20 +17,10 @@ import lightconv_plugin
 from lightconv_plugin.cli import doctor, main, user_dir
 from lightconv_plugin.errors import InputError
 from lightconv_plugin.files import atomic_write, check_new_file, read_lines
+from tests import programs
 from tests.warm_python import warm_python
 
 COMMANDS = [name for commands in main.COMMANDS.values() for name in commands]
-
-
-def command(*arguments, repository, **environment):
-    return subprocess.run(
-        [sys.executable, "-X", "importtime", "-m", "lightconv_plugin", *arguments],
-        capture_output=True,
-        text=True,
-        cwd=repository,
-        env={**os.environ, **environment},
-        timeout=60,
-    )
 
 
 @pytest.mark.parametrize(
@@ -38,9 +28,8 @@ def command(*arguments, repository, **environment):
     [["--help"], ["--version"], ["user-dir"], *([name, "--help"] for name in COMMANDS)],
     ids=" ".join,
 )
-def test_what_needs_no_library_imports_none(arguments, repository):
-    done = command(*arguments, repository=repository)
-    assert done.returncode == 0
+def test_what_needs_no_library_imports_none(arguments):
+    done = programs.run(sys.executable, "-X", "importtime", "-m", "lightconv_plugin", *arguments)
     modules = {line.split("|")[-1].strip() for line in done.stderr.splitlines() if line.startswith("import time:")}
     assert "lightconv_plugin.cli.main" in modules
     assert not modules & {"torch", "numpy", "fairseq", "sacrebleu", "sacremoses"}
@@ -137,24 +126,14 @@ def test_a_missing_package_names_its_extra(error, package, extra, monkeypatch, c
     assert capsys.readouterr().err == f"lightconv user-dir: error: {said}\n"
 
 
-def test_a_missing_module_of_another_kind_is_a_bug(monkeypatch):
-    def fail(args):
-        raise ModuleNotFoundError("No module named 'x'", name="x")
-
-    monkeypatch.setattr(user_dir, "run", fail)
-    with pytest.raises(ModuleNotFoundError):
-        main.main(["user-dir"])
-
-
-def test_parameters_become_the_options_of_the_command(monkeypatch, capsys):
+def test_parameters_become_the_options_of_the_command(monkeypatch, refusal):
     """What libraries write in backquotes; what is none of the command's parameters stays."""
 
     def fail(args):
         raise InputError("`json` and `other_thing` in `a file`")
 
     monkeypatch.setattr(doctor, "run", fail)
-    assert main.main(["doctor"]) == 2
-    assert capsys.readouterr().err == "lightconv doctor: error: --json and `other_thing` in `a file`\n"
+    assert refusal("doctor") == "lightconv doctor: error: --json and `other_thing` in `a file`\n"
 
 
 @pytest.mark.parametrize(
@@ -192,7 +171,7 @@ def test_nothing_is_said_when_the_reader_has_gone(output, repository, tmp_path):
     assert (done.returncode, done.stderr) == (141, b"")
 
 
-def test_another_pipe_that_is_not_read_is_an_error(repository):
+def test_another_pipe_that_is_not_read_is_an_error():
     """Not the end of what `lightconv … | head` asked for: what is on standard output is whole."""
     script = """
 import os, sys
@@ -207,21 +186,18 @@ def run(args):
 user_dir.run = run
 sys.exit(main.main(["user-dir"]))
 """
-    environment = os.environ | {"PYTHONPATH": str(repository)}
-    done = subprocess.run([warm_python(), "-c", script], capture_output=True, text=True, env=environment)
-    assert (done.returncode, done.stdout) == (2, "printed\n")
+    done = programs.run(warm_python(), "-c", script, status=2)
+    assert done.stdout == "printed\n"
     assert done.stderr == "lightconv user-dir: error: [Errno 32] Broken pipe\n"
 
 
-def test_closed_streams(repository, tmp_path):
+def test_closed_streams(tmp_path):
     """Of a process that was started without them: messages are lost, files are written."""
     (tmp_path / "text").write_text("a b c d\n")
     score = ["-m", "lightconv_plugin", "score", "--sys", "text", "--ref", "text", "--detok", "none", "--output", "out"]
     for closed in ("2>&-", ">&-"):
         words = ["sh", "-c", f'exec "$@" {closed}', "sh", warm_python(), *score, "--force"]
-        environment = os.environ | {"PYTHONPATH": str(repository)}
-        done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=100)
-        assert (done.returncode, done.stderr) == (0, "") and "BLEU" in (tmp_path / "out").read_text()
+        assert programs.run(*words, cwd=tmp_path).stderr == "" and "BLEU" in (tmp_path / "out").read_text()
         (tmp_path / "out").unlink()
 
 
@@ -231,22 +207,21 @@ def test_messages_without_a_standard_error(monkeypatch, capsys):
     assert sys.stderr is not None and capsys.readouterr().out == ""
 
 
-def test_what_the_terminal_cannot_show_is_escaped(repository, tmp_path):
+def test_what_the_terminal_cannot_show_is_escaped(tmp_path):
     (tmp_path / "text").write_text("a b c d\n", encoding="utf-8")
     options = ["--sys", tmp_path / "text", "--ref", tmp_path / "text", "--against", tmp_path / "text"]
-    command = [sys.executable, "-m", "lightconv_plugin", "score", *map(str, options), "--detok", "none"]
-    environment = os.environ | {"PYTHONPATH": str(repository), "PYTHONIOENCODING": "ascii"}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
-    assert done.returncode == 0, done.stderr
+    command = [sys.executable, "-m", "lightconv_plugin", "score", *options, "--detok", "none"]
+    done = programs.run(*command, PYTHONIOENCODING="ascii")
     assert r"100.00 \xb1 0.00" in done.stdout
 
 
-def test_an_unforeseen_error_is_not_hidden(monkeypatch):
+@pytest.mark.parametrize("bug", [RuntimeError("a bug"), ModuleNotFoundError("No module named 'x'", name="x")])
+def test_an_unforeseen_error_is_not_hidden(bug, monkeypatch):
     def fail(args):
-        raise RuntimeError("a bug")
+        raise bug
 
     monkeypatch.setattr(user_dir, "run", fail)
-    with pytest.raises(RuntimeError, match="a bug"):
+    with pytest.raises(type(bug), match=str(bug)):
         main.main(["user-dir"])
 
 

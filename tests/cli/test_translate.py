@@ -20,6 +20,7 @@ from lightconv_plugin.cli import main, translate
 from lightconv_plugin.generation import fairseq_generate
 from lightconv_plugin.generation.translations import Hypothesis, Translation
 from lightconv_plugin.generation.translator import Translator
+from tests import programs
 from tests.generation import translation_toys as toys
 from tests.warm_python import warm_python
 
@@ -65,12 +66,11 @@ def encoded(lines) -> bytes:
         ("stdout", "standard output is closed: give --output FILE"),
     ],
 )
-def test_a_closed_stream_is_named(made, monkeypatch, capsys, stream, said):
+def test_a_closed_stream_is_named(made, monkeypatch, refusal, stream, said):
     """As after <&- and >&- in a shell."""
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO()))
     monkeypatch.setattr(sys, stream, None)
-    assert main.main(["translate", str(made[1])]) == 2
-    assert capsys.readouterr().err == f"lightconv translate: error: {said}\n"
+    assert refusal("translate", made[1]) == f"lightconv translate: error: {said}\n"
 
 
 def test_a_pipe_is_read_like_a_file(run, best, tmp_path):
@@ -171,7 +171,7 @@ def test_the_output_file_is_whole_or_not_there(run, monkeypatch, tmp_path):
     assert len(seen) == 2 and len(seen[0]) == 1 and not list(tmp_path.iterdir())
 
 
-def test_a_reader_that_leaves_is_no_error(made, repository):
+def test_a_reader_that_leaves_is_no_error(made):
     """As `lightconv translate … | head -1`: no traceback."""
     script = (
         "set -o pipefail; yes 'Zwei Hunde' | head -20000 |"
@@ -179,9 +179,8 @@ def test_a_reader_that_leaves_is_no_error(made, repository):
         " --max-len-b 2 --beam 1 --buffer 1"
         " | head -1"
     )
-    environment = {**os.environ, "PYTHONPATH": str(repository), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(["bash", "-c", script], env=environment, capture_output=True, text=True, timeout=300)
-    assert done.stdout.count("\n") == 1 and done.stderr == "" and done.returncode == 141
+    done = programs.run("bash", "-c", script, status=141, OMP_NUM_THREADS=1)
+    assert done.stdout.count("\n") == 1 and done.stderr == ""
 
 
 def test_options_reach_the_translator(made, monkeypatch, run):

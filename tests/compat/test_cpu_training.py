@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import subprocess
 import sys
 from types import SimpleNamespace
 
@@ -14,8 +13,9 @@ pytest.importorskip("fairseq", reason="fairseq is not installed")
 import lightconv_plugin.models  # noqa: F401 (the patches)
 from lightconv_plugin.checkpoints.loading import safe_torch_load
 from lightconv_plugin.ops.instructions import instruction_set
+from tests import programs
 from tests.compat.fairseq_runs import NO_GPU, PLUGIN, RECIPE, TRANSFORMER, TWO, check_needed, losses, train
-from tests.fairseq_cli import REPOSITORY, USER_DIR, run
+from tests.fairseq_cli import USER_DIR, run
 from tests.warm_python import warm_python
 
 
@@ -52,14 +52,10 @@ def test_torchrun(data, tmp_path, skipped, trainings):
     """Without processes_without_gpu each of the two workers trains alone."""
     command = [warm_python(), "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m"]
     command += ["fairseq_cli.train", data, *PLUGIN, *TRANSFORMER, *RECIPE, "--no-save", "--max-update", 2]
-    process = subprocess.run(
-        [*map(str, command), "--ddp-backend", "legacy_ddp"],
-        cwd=tmp_path,  # fairseq makes its folder of checkpoints all the same
-        env={**os.environ, **NO_GPU, "OMP_NUM_THREADS": "1", "LIGHTCONV_SKIP_PATCHES": skipped},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    command += ["--ddp-backend", "legacy_ddp"]
+    environment = {**NO_GPU, "OMP_NUM_THREADS": 1, "LIGHTCONV_SKIP_PATCHES": skipped}
+    # fairseq makes its folder of checkpoints all the same.
+    process = programs.run(*command, cwd=tmp_path, status=None, **environment)
     if skipped and process.returncode:  # fairseq 0.12.2 joins them, with a backend for GPUs
         assert "nccl" in process.stderr.lower()
         return
@@ -103,14 +99,7 @@ def test_hydra_train_with_two_workers(data, tmp_path):
     # This process is a new one; those that it starts need not be.
     program = f"import multiprocessing; multiprocessing.set_executable({warm_python()!r});"
     program += "import lightconv_plugin, fairseq_cli.hydra_train as h; h.cli_main()"
-    process = subprocess.run(
-        [sys.executable, "-c", program, *command],
-        env={**os.environ, **NO_GPU, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert process.returncode == 0, process.stderr[-6000:]
+    process = programs.run(sys.executable, "-c", program, *command, **NO_GPU, OMP_NUM_THREADS=1)
     assert sorted(losses(process.stdout + process.stderr)) == [1, 2]
 
 
@@ -204,10 +193,8 @@ def test_bf16_is_warned_about_where_it_is_slow(data, tmp_path, skipped):
 def test_freed_memory_is_kept_without_any_kernel_of_ours(skipped):
     """A model of fairseq's own: without freed_memory_without_gpu every block of 64 MiB is mapped page by page."""
     own = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES", "LIGHTCONV_KEEP_MALLOC")
-    environment = {name: value for name, value in os.environ.items() if name not in own}
-    environment |= {**NO_GPU, "LIGHTCONV_SKIP_PATCHES": skipped, "PYTHONPATH": str(REPOSITORY)}
-    done = subprocess.run([warm_python(), "-c", FAULTS], env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    environment = {**dict.fromkeys(own), **NO_GPU, "LIGHTCONV_SKIP_PATCHES": skipped}
+    done = programs.run(warm_python(), "-c", FAULTS, **environment)
     faults = [int(count) for count in done.stdout.split()]
     pages = (64 << 20) // os.sysconf("SC_PAGE_SIZE")
     assert (min(faults[-5:]) > 0.9 * pages) if skipped else (max(faults[-5:]) < 0.1 * pages)

@@ -1,8 +1,5 @@
 """Blocking of repeated n-grams, groups of beams, and the last batch of a data set."""
 
-import os
-import subprocess
-
 import numpy as np
 import pytest
 import torch
@@ -16,8 +13,8 @@ from fairseq.search import DiverseBeamSearch, Sampling
 from fairseq.sequence_generator import SequenceGenerator
 
 import lightconv_plugin.models  # noqa: F401 (the patches)
+from tests import programs
 from tests.compat.fairseq_runs import is_applied, unpatched
-from tests.fairseq_cli import REPOSITORY
 from tests.generation import toys
 from tests.models.toys import dictionary
 from tests.warm_python import warm_python
@@ -184,9 +181,8 @@ assert NGramRepeatBlock(3)(tokens, torch.zeros(1, 8), 1, 1, 5)[0, 6] == -torch.i
 
 def test_fairseq_alone_blocks_nothing():
     """Without repeated_ngrams --no-repeat-ngram-size does nothing on the CPU: so it is needed."""
-    environment = {**os.environ, "LIGHTCONV_SKIP_PATCHES": "repeated_ngrams", "PYTHONPATH": str(REPOSITORY)}
-    environment["CUDA_VISIBLE_DEVICES"] = ""
-    done = subprocess.run([warm_python(), "-c", BLOCK], env=environment, capture_output=True, text=True, timeout=300)
+    environment = {"LIGHTCONV_SKIP_PATCHES": "repeated_ngrams", "CUDA_VISIBLE_DEVICES": ""}
+    done = programs.run(warm_python(), "-c", BLOCK, status=None, **environment)
     needed = is_applied("repeated_ngrams")
     assert ("nothing is blocked" in done.stderr) == needed, done.stderr[-2000:]
     assert (done.returncode == 0) == (not needed)

@@ -1,8 +1,6 @@
 """fairseq's own layers: any mixer in the encoder layer, swish, and no uninitialised number in a checkpoint."""
 
-import os
 import pickle
-import subprocess
 from importlib import metadata
 
 import pytest
@@ -13,8 +11,8 @@ pytest.importorskip("fairseq", reason="fairseq is not installed")
 from fairseq.modules import AdaptiveInput, AdaptiveSoftmax, SinusoidalPositionalEmbedding
 
 import lightconv_plugin.models  # noqa: F401 (the patches)
+from tests import programs
 from tests.compat.fairseq_runs import is_applied
-from tests.fairseq_cli import REPOSITORY
 from tests.warm_python import warm_python
 
 
@@ -59,8 +57,7 @@ torch.testing.assert_close(out, layer(x, None))
 @pytest.mark.parametrize("skipped", ["", "swish_activation"])
 def test_swish_is_a_function(skipped):
     """In fairseq's own layer; without the patch it makes a module of its input."""
-    environment = {**os.environ, "LIGHTCONV_SKIP_PATCHES": skipped, "PYTHONPATH": str(REPOSITORY)}
-    result = subprocess.run([warm_python(), "-c", SWISH], env=environment, capture_output=True, text=True, timeout=300)
+    result = programs.run(warm_python(), "-c", SWISH, status=None, LIGHTCONV_SKIP_PATCHES=skipped)
     assert (result.returncode == 0) == (not skipped or not is_applied("swish_activation")), result.stderr[-2000:]
 
 
@@ -76,32 +73,22 @@ def test_no_uninitialised_number_is_saved():
     assert pickle.loads(pickle.dumps(positions)) is not None
 
 
-def test_adaptive_inputs_save_no_uninitialised_number():
-    """uninitialised_markers: the same of adaptive inputs, with every version of fairseq."""
-    for _ in range(20):
-        torch.full((1,), float("nan"))
-        embedding = AdaptiveInput(12, 0, 8, 2.0, 8, [4, 12])
-        assert torch.equal(embedding.state_dict()["_float_tensor"], torch.zeros(1))
-        embedding.load_state_dict({**embedding.state_dict(), "_float_tensor": torch.full((1,), float("nan"))})
-        assert torch.equal(embedding.state_dict()["_float_tensor"], torch.zeros(1))
-
-
-def test_tied_adaptive_outputs_save_no_uninitialised_number():
-    """uninitialised_markers: the same of adaptive softmax with tied weights."""
+def test_adaptive_inputs_and_tied_outputs_save_no_uninitialised_number():
+    """uninitialised_markers: the same of adaptive inputs, and softmax with their weights, with every fairseq."""
     for _ in range(20):
         torch.full((1,), float("nan"))
         inputs = AdaptiveInput(12, 0, 8, 2.0, 8, [4, 12])
         outputs = AdaptiveSoftmax(12, 8, [4, 12], 0.0, 2.0, adaptive_inputs=inputs)
-        assert torch.equal(outputs.state_dict()["head._float_tensor"], torch.zeros(1))
-        outputs.load_state_dict({**outputs.state_dict(), "head._float_tensor": torch.full((1,), float("nan"))})
-        assert torch.equal(outputs.state_dict()["head._float_tensor"], torch.zeros(1))
+        for module, marker in ((inputs, "_float_tensor"), (outputs, "head._float_tensor")):
+            assert torch.equal(module.state_dict()[marker], torch.zeros(1))
+            module.load_state_dict({**module.state_dict(), marker: torch.full((1,), float("nan"))})
+            assert torch.equal(module.state_dict()[marker], torch.zeros(1))
 
 
 @pytest.mark.skipif(not hasattr(torch.backends.cuda, "cudnn_sdp_enabled"), reason="this torch has no cuDNN attention")
 @pytest.mark.parametrize("skipped", ["", "attention_without_cudnn"])
 def test_attention_is_not_cudnns(skipped):
     """In a process of its own, since the setting is torch's and lasts."""
-    environment = {**os.environ, "LIGHTCONV_SKIP_PATCHES": skipped, "PYTHONPATH": str(REPOSITORY)}
     code = "import torch, lightconv_plugin.models; print(torch.backends.cuda.cudnn_sdp_enabled())"
-    result = subprocess.run([warm_python(), "-c", code], env=environment, capture_output=True, text=True, timeout=300)
-    assert result.stdout.split()[-1:] == [str(bool(skipped))], result.stderr[-2000:]
+    result = programs.run(warm_python(), "-c", code, LIGHTCONV_SKIP_PATCHES=skipped)
+    assert result.stdout.split()[-1:] == [str(bool(skipped))]

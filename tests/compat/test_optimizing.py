@@ -1,8 +1,6 @@
 """fairseq's optimizer with few launches: the same numbers."""
 
 import inspect
-import os
-import subprocess
 from types import SimpleNamespace
 
 import pytest
@@ -17,7 +15,7 @@ from fairseq.optim.fp16_optimizer import _FP16OptimizerMixin as Mixin
 import lightconv_plugin.models  # noqa: F401 (the patches)
 from benchmarks.launches import Counter
 from lightconv_plugin.compat import optimizing
-from tests.fairseq_cli import REPOSITORY
+from tests import programs
 from tests.warm_python import warm_python
 
 COUNT = 40  # parameters
@@ -233,13 +231,7 @@ def test_copies_of_half_precision(tmp_path):
     found = {}
     for skipped in ("", "half_precision_launches"):
         file = tmp_path / f"without {skipped}.pt"
-        subprocess.run(
-            [warm_python(), "-c", SCRIPT, str(file)],
-            env={**os.environ, "OMP_NUM_THREADS": "1", "LIGHTCONV_SKIP_PATCHES": skipped},
-            cwd=REPOSITORY,
-            check=True,
-            timeout=300,
-        )
+        programs.run(warm_python(), "-c", SCRIPT, file, OMP_NUM_THREADS=1, LIGHTCONV_SKIP_PATCHES=skipped)
         found[skipped] = torch.load(file, weights_only=True)
     for (count, ours), (their_count, theirs) in zip(*found.values(), strict=True):
         assert their_count > 150 + count

@@ -3,7 +3,6 @@
 import importlib.util
 import multiprocessing
 import os
-import subprocess
 import sys
 import threading
 from functools import partial
@@ -21,7 +20,7 @@ from fairseq.tokenizer import tokenize_line
 from lightconv_plugin import compat
 from lightconv_plugin.errors import InputError
 from tests import process_work as work
-from tests.fairseq_cli import REPOSITORY
+from tests import programs
 from tests.fastest import fastest
 from tests.warm_python import warm_python
 
@@ -207,14 +206,7 @@ def test_an_error_in_a_part_is_raised(seconds, tmp_path):
     """Also while the other process still starts, in a hook of the fork, where it forgets what a handler raises."""
     path = tmp_path / "text"
     path.write_text("1 2\n" * 50 + "not a number\n" * 50, encoding="utf-8")
-    done = subprocess.run(
-        [warm_python(), "-c", FAILING, path, str(seconds)],
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
+    done = programs.run(warm_python(), "-c", FAILING, path, seconds, status=1, timeout=60)
     # Not the last line in any case: a worker that is ended meanwhile may still say something.
     raised = [line for line in done.stderr.splitlines() if line.startswith("ValueError: invalid literal for int")]
-    assert raised and done.returncode == 1, done.stderr
+    assert raised, done.stderr

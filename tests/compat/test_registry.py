@@ -1,8 +1,6 @@
 """The list of patches: names, reasons and tests; applying them twice, leaving some out."""
 
-import os
 import re
-import subprocess
 
 import pytest
 
@@ -13,6 +11,7 @@ from fairseq.distributed import utils
 import lightconv_plugin.models  # noqa: F401 (the patches)
 from lightconv_plugin import compat
 from lightconv_plugin.compat.registry import patch
+from tests import programs
 from tests.fairseq_cli import REPOSITORY
 from tests.warm_python import warm_python
 
@@ -61,9 +60,7 @@ assert lightconv_plugin.compat.applied() and torch.equal(torch.rand(3), expected
 
 
 def test_what_is_drawn_after_the_seed_is_the_same_with_patches():
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
-    done = subprocess.run([warm_python(), "-c", RANDOM_NUMBERS], env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    programs.run(warm_python(), "-c", RANDOM_NUMBERS)
 
 
 def test_an_unknown_patch_cannot_be_left_out(monkeypatch):

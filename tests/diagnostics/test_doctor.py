@@ -1,9 +1,7 @@
 """`lightconv doctor`: a good installation, one without fairseq, and each problem that it finds."""
 
 import json
-import os
 import re
-import subprocess
 import sys
 from importlib import metadata
 
@@ -15,6 +13,7 @@ from lightconv_plugin.diagnostics import checks, selfcheck
 from lightconv_plugin.modules import products
 from lightconv_plugin.ops import backends
 from lightconv_plugin.ops.artifacts import NativeError
+from tests import programs
 from tests.diagnostics.findings import statuses
 
 WITHOUT_FAIRSEQ = """
@@ -79,15 +78,8 @@ def test_one_line_per_area_and_the_rest_with_verbose(capsys):
 
 def test_in_a_process_that_cannot_import_fairseq(repository, tmp_path):
     (tmp_path / "sitecustomize.py").write_text(WITHOUT_FAIRSEQ)
-    done = subprocess.run(
-        [sys.executable, "-m", "lightconv_plugin", "doctor"],
-        capture_output=True,
-        text=True,
-        cwd=repository,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(tmp_path)},
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stdout
+    environment = {"OMP_NUM_THREADS": 1, "PYTHONPATH": tmp_path}
+    done = programs.run(sys.executable, "-m", "lightconv_plugin", "doctor", cwd=repository, **environment)
     assert "warning  fairseq: not installed: the operators work, the models are not available\n" in done.stdout
     assert "pip install '.[fairseq]' in a checkout of lightconv-plugin" in done.stdout
     assert "everything works, with " in done.stdout.splitlines()[-1]

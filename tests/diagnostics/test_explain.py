@@ -87,9 +87,9 @@ def test_the_command(native, capsys):
 
 
 @pytest.mark.parametrize("option, value", [("--operator", "talkconv"), ("--dtype", "float32")])
-def test_an_option_of_the_explanation_alone_is_refused(option, value, capsys):
-    assert main.main(["doctor", option, value]) == 2
-    assert capsys.readouterr().err == f"lightconv doctor: error: {option} belongs to --explain: give both or neither\n"
+def test_an_option_of_the_explanation_alone_is_refused(option, value, refusal):
+    said = refusal("doctor", option, value)
+    assert said == f"lightconv doctor: error: {option} belongs to --explain: give both or neither\n"
 
 
 @pytest.mark.parametrize(
@@ -100,6 +100,5 @@ def test_an_option_of_the_explanation_alone_is_refused(option, value, capsys):
         ("9 1 8 2 -3", "--explain: K must be at least 1, got -3"),
     ],
 )
-def test_wrong_shapes(sizes, message, capsys):
-    assert main.main(["doctor", "--explain", *sizes.split()]) == 2
-    assert capsys.readouterr().err == f"lightconv doctor: error: {message}\n"
+def test_wrong_shapes(sizes, message, refusal):
+    assert refusal("doctor", "--explain", *sizes.split()) == f"lightconv doctor: error: {message}\n"

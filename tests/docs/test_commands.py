@@ -7,7 +7,6 @@ A command that is not run here says so in its comment (`# needs: data, an hour`)
 import ast
 import pkgutil
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -19,6 +18,7 @@ from lightconv_plugin.recipes.data.tasks import TASKS, parse, variant_of
 from lightconv_plugin.recipes.training.overrides import OPEN, expanded, get, given_values, setting
 from lightconv_plugin.recipes.training.plan import read_config
 from lightconv_plugin.released.models import find
+from tests import programs
 from tests.docs.pages import blocks, commands_of
 from tests.warm_python import warm_python
 
@@ -160,14 +160,7 @@ def test_a_command_of_readme_or_tutorial_is_run_or_says_what_it_needs(command):
 
 @pytest.mark.parametrize("command", ["lightconv --help", *RUN])
 def test_cheap_commands_run(command):
-    done = subprocess.run(
-        [warm_python(), "-m", "lightconv_plugin", *command.split()[1:]],
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout
+    assert programs.run(warm_python(), "-m", "lightconv_plugin", *command.split()[1:]).stdout
 
 
 def test_the_operators_block_runs():

@@ -1,7 +1,6 @@
 """The site: it builds without a warning, and the reference has all operators."""
 
 import importlib.util
-import os
 import shutil
 import subprocess
 import sys
@@ -9,6 +8,7 @@ import sys
 import pytest
 
 from lightconv_plugin import ops
+from tests import programs
 
 pytestmark = pytest.mark.skipif(
     not all(map(importlib.util.find_spec, ("mkdocs", "material", "mkdocstrings_handlers"))),
@@ -24,15 +24,8 @@ needs_browser = pytest.mark.skipif(
 @pytest.fixture(scope="module")
 def site(repository, tmp_path_factory):
     folder = tmp_path_factory.mktemp("site")
-    done = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", folder],
-        cwd=repository,
-        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    build = ("-m", "mkdocs", "build", "--strict", "--site-dir", folder)
+    programs.run(sys.executable, *build, cwd=repository, NO_MKDOCS_2_WARNING=1)
     return folder
 
 

@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import subprocess
 import sys
 import textwrap
 
@@ -10,6 +9,7 @@ import pytest
 import torch
 
 from lightconv_plugin import ops
+from tests import programs
 from tests.warm_python import warm_python
 
 from .conftest import BACKENDS
@@ -117,7 +117,7 @@ def test_a_kernel_for_a_device_takes_precedence(operator):
         out.sum().backward()
         assert weight.grad.any() and not x.grad.any()  # the reference's backward pass: weights are zero
     """
-    _run(program, warm_python("torch"))
+    programs.run(warm_python("torch"), "-c", textwrap.dedent(program))
 
 
 # ------------------------------------------------------------------------------------------------ compile, export
@@ -348,24 +348,9 @@ def test_compile_under_autocast(operator):
 # ------------------------------------------------------------------------------------------------ imports
 
 
-def _run(program, python=sys.executable):
-    """Run a program in an interpreter, by default a fresh one, at the checkout's root."""
-    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    done = subprocess.run(
-        [python, "-c", textwrap.dedent(program)],
-        cwd=root,
-        env=os.environ | {"PYTHONPATH": root},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 @ONCE
 def test_operators_work_where_torch_is_alone():
-    _run("""
+    program = """
         import sys
 
         class Refuse:
@@ -382,9 +367,11 @@ def test_operators_work_where_torch_is_alone():
         ops.lightconv_step(x, None, torch.randn(3, 5))
         assert x.grad.any()
         assert not {"fairseq", "numpy", "omegaconf"} & set(sys.modules)
-    """)
+    """
+    programs.run(sys.executable, "-c", textwrap.dedent(program))
 
 
 @ONCE
 def test_importing_the_operators_does_not_import_fairseq():
-    _run("import sys, lightconv_plugin.ops; assert 'fairseq' not in sys.modules and 'omegaconf' not in sys.modules")
+    program = "import sys, lightconv_plugin.ops; assert not {'fairseq', 'omegaconf'} & set(sys.modules)"
+    programs.run(sys.executable, "-c", program)

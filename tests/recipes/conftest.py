@@ -3,13 +3,12 @@
 import itertools
 import os
 import signal
-import subprocess
 import sys
 from unittest import mock
 
 import pytest
 
-from tests import ROOT
+from tests import ROOT, programs
 from tests.recipes.reproduce.reproduction_world import templates, world  # noqa: F401  (fixtures)
 from tests.warm_python import warm_python
 
@@ -34,19 +33,12 @@ def heed_ctrl_c():
 
 @pytest.fixture(scope="session")
 def run_script():
-    """Run scripts/NAME with arguments; the result has returncode, stdout, stderr."""
+    """Run scripts/NAME with arguments, and the `options` of programs.run."""
 
-    def run(name, *arguments, cwd=None, env=None, timeout=240):
-        command = [str(ROOT / "scripts" / name), *map(str, arguments)]
-        return subprocess.run(
-            command,
-            cwd=cwd,
-            env=env or script_environment(),
-            capture_output=True,
-            text=True,
-            timeout=timeout,
-            check=False,
-        )
+    def run(name, *arguments, env=None, **options):
+        # Of this process's variables, only those that are passed on.
+        environment = dict.fromkeys(os.environ) | (env or script_environment())
+        return programs.run(ROOT / "scripts" / name, *arguments, **environment, **options)
 
     return run
 

@@ -94,7 +94,7 @@ TAGS = {
 
 @pytest.mark.parametrize("tag", TAGS.values(), ids=TAGS)
 @pytest.mark.parametrize("place", ["train", "reproduce", "protocol.yaml", "report"])
-def test_a_tag_of_python_in_yaml_is_refused(place, tag, tmp_path, monkeypatch, capsys):
+def test_a_tag_of_python_in_yaml_is_refused(place, tag, tmp_path, monkeypatch, refusal):
     marker = tmp_path / "executed"
     text = tag.format(marker=marker)
     (tmp_path / "task").mkdir()
@@ -114,11 +114,9 @@ def test_a_tag_of_python_in_yaml_is_refused(place, tag, tmp_path, monkeypatch, c
         said = (tmp_path / "page.html").read_text()
         assert "config.yaml cannot be read: ConstructorError" in said
     elif place == "train":
-        assert main.main(["train", str(config)]) == 2
-        assert "could not determine a constructor for the tag" in capsys.readouterr().err
+        assert "could not determine a constructor for the tag" in refusal("train", config)
     else:
-        assert main.main(["reproduce", *arguments]) == 2
-        assert f"lightconv reproduce: error: cannot read {bad}: could not determine" in capsys.readouterr().err
+        assert f"lightconv reproduce: error: cannot read {bad}: could not determine" in refusal("reproduce", *arguments)
     assert not marker.exists()
     with pytest.raises(Exception):  # noqa: B017  (the text does what the test says: `apply` and `new` run a command)
         yaml.safe_load(f"more: {text}")
@@ -156,7 +154,7 @@ def data(tmp_path_factory):
         ("valid.de-en.de.bin", None, "valid.de-en.de.bin is missing"),
     ],
 )
-def test_cut_data_are_named_before_a_training(name, left, said, data, tmp_path, monkeypatch, capsys):
+def test_cut_data_are_named_before_a_training(name, left, said, data, tmp_path, monkeypatch, refusal):
     from lightconv_plugin.recipes.training.plan import make_plan
 
     damaged = shutil.copytree(data, tmp_path / "data-bin")
@@ -168,8 +166,7 @@ def test_cut_data_are_named_before_a_training(name, left, said, data, tmp_path, 
         content = (data / name).read_bytes()
         (damaged / name).write_bytes(content[: int(len(content) * left)])
     monkeypatch.chdir(tmp_path)
-    assert main.main(["train", *arguments]) == 2
-    error = capsys.readouterr().err.splitlines()[-1]
+    error = refusal("train", *arguments).splitlines()[-1]
     assert error.startswith("lightconv train: error: ") and said in error and "run the preparation again" in error
     assert not (tmp_path / "runs").exists()
 
@@ -248,24 +245,12 @@ def test_a_process_that_is_forked_meanwhile_does_not_keep_a_lock(tmp_path):
 # ------------------------------------------------------------------------------------------------ disks
 
 
-@pytest.fixture
-def small_disk(tmp_path):
-    """A folder on a file system of 300 kB."""
-    place = tmp_path / "small disk"
-    place.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=300k", "tmpfs", str(place)]
-    if subprocess.run(mount, capture_output=True, check=False).returncode:
-        pytest.skip("needs the right to mount a small file system")
-    yield place
-    subprocess.run(["umount", str(place)], check=True)
-
-
 def read_only(place: Path):
     """Root may write where permissions say no, and not to a file system that is mounted so."""
     subprocess.run(["mount", "-o", "remount,ro", str(place)], check=True)
 
 
-def test_an_average_on_a_full_disk(small_disk, tmp_path, capsys):
+def test_an_average_on_a_full_disk(small_disk, tmp_path, refusal):
     make(tmp_path, *EPOCHS)
     output = small_disk / "average.pt"
     output.write_bytes(b"the one before")
@@ -273,8 +258,7 @@ def test_an_average_on_a_full_disk(small_disk, tmp_path, capsys):
         while True:
             other.write(bytes(512))
     command = ["average", "--inputs", str(tmp_path), "--num-last-checkpoints", "2", "--output", str(output), "--force"]
-    assert main.main(command) == 2
-    said = [line for line in capsys.readouterr().err.splitlines() if "error" in line]
+    said = [line for line in refusal(*command).splitlines() if "error" in line]
     assert len(said) == 1 and "No space left on device" in said[0], said
     assert sorted(path.name for path in small_disk.iterdir()) == ["average.pt", "other"]
     assert output.read_bytes() == b"the one before"
@@ -300,18 +284,18 @@ def test_a_full_disk_is_an_error_with_the_name_of_the_file(small_disk):
     ],
     ids=["parallel-text", "grammar", "language-model"],
 )
-def test_a_read_only_folder_is_one_line(arguments, small_disk, tmp_path, capsys):
+def test_a_read_only_folder_is_one_line(arguments, small_disk, tmp_path, refusal):
     for folder, endings in (("pairs", ("en", "de")), ("text", ("txt",))):
         (tmp_path / folder).mkdir()
         for name in (f"{part}.{ending}" for part in ("train", "valid", "test") for ending in endings):
             (tmp_path / folder / name).write_text("a b\n")
     read_only(small_disk)
-    assert main.main(["prepare", *(argument.format(raw=tmp_path, disk=small_disk) for argument in arguments)]) == 2
-    assert "Read-only file system" in capsys.readouterr().err.splitlines()[-1]
+    said = refusal("prepare", *(argument.format(raw=tmp_path, disk=small_disk) for argument in arguments))
+    assert "Read-only file system" in said.splitlines()[-1]
     assert list(small_disk.iterdir()) == []
 
 
-def test_tools_on_a_read_only_folder(small_disk, tmp_path, capsys):
+def test_tools_on_a_read_only_folder(small_disk, tmp_path, refusal):
     make(tmp_path, *EPOCHS)
     read_only(small_disk)
     for command in (
@@ -319,8 +303,7 @@ def test_tools_on_a_read_only_folder(small_disk, tmp_path, capsys):
         ["score", "--sys", __file__, "--ref", __file__, "--lang", "en", "--output", str(small_disk / "score")],
         ["demo", "--work", str(small_disk / "demo")],
     ):
-        assert main.main(command) == 2
-        assert "read-only" in capsys.readouterr().err.splitlines()[-1].lower()
+        assert "read-only" in refusal(*command).splitlines()[-1].lower()
 
 
 def test_text_with_names_that_are_not_utf8_is_written_as_json_reads_it(tmp_path):

@@ -5,13 +5,12 @@ of the scripts themselves work in folders with spaces, commas and quotes.
 """
 
 import re
-import subprocess
 from importlib.metadata import version
 
 import pytest
 
 from lightconv_plugin.recipes.training.overrides import quote
-from tests import ROOT
+from tests import ROOT, programs
 from tests.recipes.conftest import script_environment
 from tests.robustness.torture import ODD_NAMES
 
@@ -40,15 +39,7 @@ def test_tools_get_names_as_they_are(script, name, tmp_path):
     (place / f"{name}data/test.de-en.en.idx").write_text("x")
     arguments = [argument.format(run=f"{name}run", data=f"{name}data") for argument in CALLS[script]]
     environment = script_environment(LIGHTCONV_PYTHON=str(python), RECORD=str(tmp_path / "record"))
-    done = subprocess.run(
-        [str(ROOT / "scripts" / script), *arguments],
-        cwd=place,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    programs.run(ROOT / "scripts" / script, *arguments, cwd=place, PYTHON=None, **environment)
     given = (tmp_path / "record").read_text().split("\0")
     dash = "./" if script == "average.sh" else ""  # the other commands look for themselves
     whole = [dash * argument.startswith("-") + argument for argument in arguments if argument != "2"]

@@ -18,15 +18,17 @@ pytest.importorskip("fairseq")
 
 @pytest.fixture
 def evaluate(toy_data, capsys):
-    """(exit status, standard output, standard error) of a call with these arguments after the data."""
+    """(standard output, standard error) of a call with these arguments after the data, which ends with `status`."""
 
-    def run(checkpoint, *arguments):
+    def run(checkpoint, *arguments, status=0):
         capsys.readouterr()
         try:
-            status = main.main(["evaluate", str(toy_data), str(checkpoint), *map(str, arguments)])
+            ended = main.main(["evaluate", str(toy_data), str(checkpoint), *map(str, arguments)])
         except SystemExit as stopped:
-            status = stopped.code
-        return status, *capsys.readouterr()
+            ended = stopped.code
+        out, err = capsys.readouterr()
+        assert ended == status, err[-2000:]
+        return out, err
 
     return run
 
@@ -40,7 +42,7 @@ def checkpoint(toy_training, tmp_path):
 SEARCH = ("--beam", "2", "--max-len-b", "8", "--cpu")
 
 
-def test_options_go_where_they_belong(evaluate, checkpoint, toy_data, tmp_path, capsys):
+def test_options_go_where_they_belong(evaluate, checkpoint, toy_data, tmp_path, capsys, refusal):
     (tmp_path / "other").write_text("DEN HUND\n" * 12, encoding="utf-8")
     corpus = toy_data.parent
     (corpus / "raw").mkdir()
@@ -48,8 +50,7 @@ def test_options_go_where_they_belong(evaluate, checkpoint, toy_data, tmp_path, 
     (corpus / "corpus.json").write_text('{"lowercase": true}')
     options = ("--compound-split", "--against", tmp_path / "other", "--samples", "30")
     try:
-        status, out, err = evaluate(checkpoint, *SEARCH, "--json", *options)
-        assert status == 0, err[-2000:]
+        out, _ = evaluate(checkpoint, *SEARCH, "--json", *options)
         got = json.loads(out)
         log = tmp_path / "model.test.gen"
         by_hand = ["score", "--gen", log, "--lang", "en", "--raw-ref", corpus / "raw/test.en", "--lowercase", "--json"]
@@ -65,8 +66,8 @@ def test_options_go_where_they_belong(evaluate, checkpoint, toy_data, tmp_path, 
         assert main.main(["score", "--gen", str(log), "--data", str(toy_data), "--json"]) == 0
         assert json.loads(capsys.readouterr().out)["signature"] == got["signature"]
         (corpus / "corpus.json").write_text("no JSON")
-        assert main.main(["score", "--gen", str(log), "--data", str(toy_data), "--json"]) == 2
-        assert "corpus.json is not JSON: prepare the data again" in capsys.readouterr().err
+        said = refusal("score", "--gen", log, "--data", toy_data)
+        assert "corpus.json is not JSON: prepare the data again" in said
     finally:
         (corpus / "corpus.json").unlink()
         (corpus / "raw/test.en").unlink()
@@ -78,8 +79,7 @@ def test_options_in_a_file_and_a_name_that_begins_with_a_dash(evaluate, checkpoi
     monkeypatch.chdir(tmp_path)
     checkpoint.rename("-x.pt")
     (tmp_path / "my.args").write_text("--beam 4 # a comment\n--cpu --subset test\n--max-len-b 6", encoding="utf-8")
-    status, out, err = evaluate("-x.pt", "--beam", "3", "@my.args", "--max-len-b", "5", "--remove-bpe", "@@ ")
-    assert status == 0, err[-2000:]
+    out, _ = evaluate("-x.pt", "--beam", "3", "@my.args", "--max-len-b", "5", "--remove-bpe", "@@ ")
     log = (tmp_path / "-x.test.gen").read_text()
     assert "beam=4" in log and "'max_len_b': 5.0" in log.replace("'max_len_b': 5,", "'max_len_b': 5.0,")
     assert (tmp_path / "-x.test.score").read_text() == out
@@ -100,8 +100,7 @@ def test_options_in_a_file_and_a_name_that_begins_with_a_dash(evaluate, checkpoi
 )
 def test_the_search_is_named(options, search, evaluate, checkpoint):
     """The plugin's own where it supports the options, fairseq's otherwise."""
-    status, out, err = evaluate(checkpoint, *SEARCH, "--json", *options)
-    assert status == 0, err[-2000:]
+    out, err = evaluate(checkpoint, *SEARCH, "--json", *options)
     assert json.loads(out)["search"] == search
     warned = "--prefix-size 2: each translation begins with as many words of its reference, which are scored too"
     assert (warned in err) is ("--prefix-size" in options)
@@ -142,16 +141,16 @@ def test_wrong_arguments_are_refused_before_any_work(
     monkeypatch.chdir(tmp_path_factory.mktemp("here"))
     Path("two.txt").write_text("a\nb\n")
     Path("latin.args").write_bytes("--beam 4 # für".encode("latin-1"))
-    status, _, err = evaluate(checkpoint, *arguments)
-    assert status == 2 and said in err.splitlines()[-1], err
+    _, err = evaluate(checkpoint, *arguments, status=2)
+    assert said in err.splitlines()[-1], err
     assert [path.name for path in checkpoint.parent.iterdir()] == ["model.pt"]
 
 
 def test_a_checkpoint_in_a_read_only_folder_is_refused_before_any_work(evaluate, checkpoint, tmp_path, monkeypatch):
     access = os.access  # root may write anywhere
     monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK and access(path, mode))
-    status, _, err = evaluate(checkpoint, *SEARCH)
-    assert status == 2 and "generating" not in err
+    _, err = evaluate(checkpoint, *SEARCH, status=2)
+    assert "generating" not in err
     assert err.endswith(f"cannot write {tmp_path}/model.test.gen: the folder {tmp_path} is read-only\n")
 
 
@@ -160,8 +159,8 @@ def test_scores_do_not_outlive_the_log_they_are_of(evaluate, checkpoint, tmp_pat
     old.write_text("of an earlier log")
     lines = [f"S-{n}\ta\nT-{n}\tanother text\nH-{n}\t0\ta\nD-{n}\t0\ta\nP-{n}\t0" for n in range(12)]
     other.write_text("\n".join([*lines, "Generate test with beam=5: chrF2 = 58.1"]))
-    status, _, err = evaluate(checkpoint, *SEARCH, "--against", other)  # whose text is compared after generating
-    assert status == 2 and "has translations of another text" in err
+    _, err = evaluate(checkpoint, *SEARCH, "--against", other, status=2)  # whose text is compared after generating
+    assert "has translations of another text" in err
     assert (tmp_path / "model.test.gen").is_file() and not old.exists()
 
 
@@ -172,24 +171,22 @@ def test_scores_do_not_outlive_the_log_they_are_of(evaluate, checkpoint, tmp_pat
 def test_a_wrong_file_to_compare_with_is_refused_before_any_work(other, said, evaluate, checkpoint, tmp_path):
     (tmp_path / "model.test.score").write_text("of an earlier log")
     (tmp_path / "other").write_bytes(other)
-    status, _, err = evaluate(checkpoint, *SEARCH, "--against", tmp_path / "other")
-    assert status == 2 and said in err and "generating" not in err
+    _, err = evaluate(checkpoint, *SEARCH, "--against", tmp_path / "other", status=2)
+    assert said in err and "generating" not in err
     assert (tmp_path / "model.test.score").read_text() == "of an earlier log"
     assert not (tmp_path / "model.test.gen").exists()
 
 
-def test_a_model_of_the_opposite_direction_is_refused(evaluate, checkpoint, toy_data, tmp_path, capsys):
+def test_a_model_of_the_opposite_direction_is_refused(evaluate, checkpoint, toy_data, tmp_path, refusal):
     state = torch.load(checkpoint, weights_only=False)
     state["cfg"]["task"] |= {"source_lang": "en", "target_lang": "de"}
     torch.save(state, tmp_path / "checkpoint1.pt")
     said = "checkpoint1.pt translates en to de, but test of"
-    status, _, err = evaluate(tmp_path / "checkpoint1.pt", *SEARCH)
-    assert status == 2 and said in err and "give --source-lang en --target-lang de" in err
-    assert main.main(["tune", str(toy_data), str(tmp_path)]) == 2
-    assert said.replace("test", "valid") in capsys.readouterr().err
+    _, err = evaluate(tmp_path / "checkpoint1.pt", *SEARCH, status=2)
+    assert said in err and "give --source-lang en --target-lang de" in err
+    assert said.replace("test", "valid") in refusal("tune", toy_data, tmp_path)
     for direction in (("de", "en"), ("en", "de")):
-        status, _, err = evaluate(tmp_path / "checkpoint1.pt", *SEARCH, "-s", direction[0], "-t", direction[1])
-        assert status == 0, err[-2000:]
+        evaluate(tmp_path / "checkpoint1.pt", *SEARCH, "-s", direction[0], "-t", direction[1])
 
 
 def test_of_two_directions_the_one_that_is_scored_is_generated(evaluate, checkpoint, toy_data, monkeypatch):
@@ -200,12 +197,11 @@ def test_of_two_directions_the_one_that_is_scored_is_generated(evaluate, checkpo
     for path, copy in zip(both, made, strict=True):
         copy.hardlink_to(path)
     try:
-        status, _, err = evaluate(checkpoint, *SEARCH)
-        assert status == 2 and "has several directions: name the languages; test is there as de-en, en-de" in err
+        _, err = evaluate(checkpoint, *SEARCH, status=2)
+        assert "has several directions: name the languages; test is there as de-en, en-de" in err
         scores = []
         for languages in (("-s", "de", "-t", "en"), ("-s", "de"), ("--lang", "en")):
-            status, out, err = evaluate(checkpoint, *SEARCH, "--json", *languages)
-            assert status == 0, err[-2000:]
+            out, _ = evaluate(checkpoint, *SEARCH, "--json", *languages)
             scores.append(json.loads(out) | {"sentences_per_second": 0})
         assert scores[0]["lang"] == "en" and scores.count(scores[0]) == 3
     finally:
@@ -215,7 +211,7 @@ def test_of_two_directions_the_one_that_is_scored_is_generated(evaluate, checkpo
 
 def test_files_of_the_opposite_direction_serve_as_well(evaluate, checkpoint, toy_data, tmp_path, capsys):
     """As in fairseq; without languages, it is the files' own direction."""
-    _, expected, _ = evaluate(checkpoint, *SEARCH, "--json", "-s", "de", "-t", "en")
+    expected, _ = evaluate(checkpoint, *SEARCH, "--json", "-s", "de", "-t", "en")
     shutil.copy(tmp_path / "model.test.gen", tmp_path / "first.gen")
     shutil.copytree(toy_data, tmp_path / "data")
     for path in (tmp_path / "data").glob("test.de-en.*"):
@@ -228,31 +224,29 @@ def test_files_of_the_opposite_direction_serve_as_well(evaluate, checkpoint, toy
 
 def test_a_colon_in_a_path_does_not_divide_it(evaluate, checkpoint, toy_data, tmp_path, capsys):
     """fairseq would read the data in `data`, the part before the colon."""
-    plain = evaluate(checkpoint, *SEARCH, "--json")
+    plain, _ = evaluate(checkpoint, *SEARCH, "--json")
     folder = tmp_path / "12:30"
     folder.mkdir()
     shutil.copy(checkpoint, folder)
     shutil.copytree(toy_data, tmp_path / "data:2")
     shutil.copytree(toy_data, tmp_path / "data", ignore=shutil.ignore_patterns("test.*"))
     places = [str(tmp_path / "data:2"), str(folder / "model.pt")]
-    assert main.main(["evaluate", *places, *SEARCH, "--json"]) == plain[0] == 0
-    ours, theirs = (json.loads(text) for text in (capsys.readouterr().out, plain[1]))
+    assert main.main(["evaluate", *places, *SEARCH, "--json"]) == 0
+    ours, theirs = (json.loads(text) for text in (capsys.readouterr().out, plain))
     assert ours | {"sentences_per_second": 0} == theirs | {"sentences_per_second": 0}
 
 
 def test_a_checkpoint_that_is_not_there(evaluate, tmp_path):
-    status, _, err = evaluate(tmp_path / "x.pt")
-    assert status == 2 and f"no checkpoint {tmp_path / 'x.pt'}" in err
+    _, err = evaluate(tmp_path / "x.pt", status=2)
+    assert f"no checkpoint {tmp_path / 'x.pt'}" in err
 
 
-def test_data_without_the_subset(toy_data, files, tmp_path, capsys):
+def test_data_without_the_subset(toy_data, files, tmp_path, refusal):
     options = [*map(str, files(["a"], ["a"]))]
-    assert main.main(["score", *options, "--data", str(toy_data), "--subset", "dev"]) == 2
-    assert "has no subset dev; it has test, train, valid" in capsys.readouterr().err
-    assert main.main(["score", *options, "--subset", "test"]) == 2
-    assert "--subset belongs to --data DATA_BIN: give both or neither" in capsys.readouterr().err
-    assert main.main(["score", *options, "--data", str(tmp_path / "none")]) == 2
-    assert "no folder" in capsys.readouterr().err
+    said = refusal("score", *options, "--data", toy_data, "--subset", "dev")
+    assert "has no subset dev; it has test, train, valid" in said
+    assert "--subset belongs to --data DATA_BIN: give both or neither" in refusal("score", *options, "--subset", "test")
+    assert "no folder" in refusal("score", *options, "--data", tmp_path / "none")
 
 
 def test_text_of_a_language_model_is_not_called_a_missing_subset(tmp_path):

@@ -1,14 +1,13 @@
 """`lightconv score --against`: sacreBLEU's paired bootstrap test on our measures."""
 
 import json
-import os
 import re
-import subprocess
 
 import pytest
 import sacrebleu
 from sacrebleu.significance import PairedTest
 
+from tests import programs
 from tests.scoring.corpora import PLAIN, SENTENCES, TOKENISED, as_json, damaged, refused, run, write
 from tests.scoring.test_gen_log import END, log_of
 from tests.warm_python import warm_python
@@ -154,11 +153,10 @@ def test_human_output(files, against, capsys):
     assert all(" ± " in line and " against " in line and "p = 0.0" in line for line in lines[4:])
 
 
-def test_every_run_gives_the_same_numbers(files, against, repository):
+def test_every_run_gives_the_same_numbers(files, against):
     command = ["-m", "lightconv_plugin", "score", *files(GOOD, REFERENCES), *against(BAD), "--lang", "de", "--json"]
-    environment = {k: v for k, v in os.environ.items() if k != "SACREBLEU_SEED"} | {"PYTHONPATH": str(repository)}
-    command = [warm_python(), *map(str, command), "--samples", "30"]
-    results = [subprocess.run(command, env=environment, capture_output=True, check=True).stdout for _ in range(2)]
+    command = [warm_python(), *command, "--samples", 30]
+    results = [programs.run(*command, SACREBLEU_SEED=None).stdout for _ in range(2)]
     assert results[0] == results[1] and json.loads(results[0])["against"]["samples"] == 30
 
 

@@ -5,7 +5,6 @@ import io
 import os
 import subprocess
 import sys
-from types import SimpleNamespace
 from unittest import mock
 
 from lightconv_plugin.cli.main import main
@@ -20,16 +19,18 @@ def lines(path):
     return path.read_text(encoding="utf-8").splitlines()
 
 
-def prepare(home, task, *arguments):
-    """Run `lightconv prepare`; the result has returncode and stderr. `home` is where data/ and runs/ are by default.
+def prepare(home, task, *arguments, status=0):
+    """Run `lightconv prepare`, which has to end with `status`; returns what it says.
 
-    fairseq-preprocess, which it starts, is forked from a process that has imported fairseq.
+    `home` is where data/ and runs/ are by default. fairseq-preprocess, which it starts, is forked from a process that
+    has imported fairseq.
     """
     said = io.StringIO()
     home_and_proxy = mock.patch.dict(os.environ, LIGHTCONV_HOME=str(home), **LOCAL)
     with home_and_proxy, mock.patch.object(sys, "executable", warm_python()), contextlib.redirect_stderr(said):
-        status = main(["prepare", task, *map(str, arguments)])
-    return SimpleNamespace(returncode=status, stderr=said.getvalue())
+        returncode = main(["prepare", task, *map(str, arguments)])
+    assert returncode == status, said.getvalue()
+    return said.getvalue()
 
 
 def stop_at(message, signal_number, home, task, *arguments):

@@ -58,9 +58,8 @@ def test_the_second_run_does_no_work(prepared, tmp_path):
     raw, out = prepared
     before = {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.is_file() and ".steps" not in str(path)}
     start = time.monotonic()
-    done = prepare(tmp_path, "multi30k_en_de", "--data", raw, "--out", out, *ARGUMENTS)
-    assert done.returncode == 0
-    assert [line for line in done.stderr.splitlines() if "done before" in line] == [f"{s}: done before" for s in STEPS]
+    said = prepare(tmp_path, "multi30k_en_de", "--data", raw, "--out", out, *ARGUMENTS)
+    assert [line for line in said.splitlines() if "done before" in line] == [f"{s}: done before" for s in STEPS]
     assert time.monotonic() - start < 5
     after = {path: path.stat().st_mtime_ns for path in before if path.name != "corpus.json"}
     assert after == {path: before[path] for path in after}
@@ -71,9 +70,8 @@ def test_new_raw_text_is_taken_up(prepared, tmp_path):
     raw, out = (shutil.copytree(path, tmp_path / name) for path, name in zip(prepared, "ab", strict=True))
     lines = (raw / "test_2016_flickr.de").read_text().splitlines()
     (raw / "test_2016_flickr.de").write_text("\n".join(["Ganz neu.", *lines[1:]]) + "\n")
-    done = prepare(tmp_path, "multi30k_en_de", "--data", raw, "--out", out, *ARGUMENTS)
-    assert done.returncode == 0, done.stderr
-    assert [step for step in STEPS if f"{step}: done before" in done.stderr] == ["learn 200 BPE merges"]
+    said = prepare(tmp_path, "multi30k_en_de", "--data", raw, "--out", out, *ARGUMENTS)
+    assert [step for step in STEPS if f"{step}: done before" in said] == ["learn 200 BPE merges"]
     assert (out / "tok/test.de").read_text().startswith("ganz neu .\n")
 
 
@@ -105,9 +103,8 @@ def test_an_interruption_heals(tmp_path, stop):
         assert "Traceback" not in error
         assert not list(out.rglob("*.tmp"))
         return  # what goes on is the same
-    done = prepare(tmp_path, *arguments)
-    assert done.returncode == 0, done.stderr
-    assert "raw text: done before" in done.stderr and "tokenise: done before" not in done.stderr
+    said = prepare(tmp_path, *arguments)
+    assert "raw text: done before" in said and "tokenise: done before" not in said
     assert len((out / "tok/train.de").read_text().splitlines()) == 4000
     assert (out / "data-bin/train.en-de.de.bin").stat().st_size > 0
     assert not list(out.rglob("*.tmp"))
@@ -123,19 +120,17 @@ def test_an_interruption_heals(tmp_path, stop):
 )
 def test_one_clear_line_for_wrong_arguments(tmp_path, monkeypatch, arguments, message):
     monkeypatch.chdir(tmp_path)
-    done = prepare(tmp_path / "home", "multi30k_en_de", *arguments)
-    assert done.returncode == 2
-    assert done.stderr.splitlines()[-1].startswith("lightconv prepare: error: ")
-    assert message in done.stderr.splitlines()[-1]
+    said = prepare(tmp_path / "home", "multi30k_en_de", *arguments, status=2)
+    assert said.splitlines()[-1].startswith("lightconv prepare: error: ")
+    assert message in said.splitlines()[-1]
     assert not list(tmp_path.rglob("train*.gz*"))
 
 
 def test_unequal_sides_are_named(tmp_path):
     raw = write_parts(tmp_path / "raw", ("train", "val", "test_2016_flickr"), (5, 2, 2))
     (raw / "val.de").write_text("Nur eine Zeile.\n")
-    done = prepare(tmp_path, "multi30k_en_de", "--data", raw, "--out", tmp_path / "out")
-    assert done.returncode == 2
-    last = done.stderr.splitlines()[-1]
+    said = prepare(tmp_path, "multi30k_en_de", "--data", raw, "--out", tmp_path / "out", status=2)
+    last = said.splitlines()[-1]
     assert "val.en has 2 lines but" in last and "val.de has 1" in last
     assert not (tmp_path / "out/raw").exists() or not list((tmp_path / "out/raw").glob("*.en"))
 
@@ -145,9 +140,9 @@ def test_what_fairseq_says_when_it_fails(tmp_path, monkeypatch):
 
     raw = write_parts(tmp_path / "raw", ("train", "val", "test_2016_flickr"), (5, 2, 2))
     monkeypatch.setattr(binarise, "_texts", lambda *arguments: ["--trainpref", "nowhere"])
-    done = prepare(tmp_path, "multi30k_en_de", "--data", raw, "--out", tmp_path / "out", "--bpe", "5")
-    last = done.stderr.splitlines()[-1]
-    assert done.returncode == 2 and "fairseq-preprocess failed with status 1: " in last
+    said = prepare(tmp_path, "multi30k_en_de", "--data", raw, "--out", tmp_path / "out", "--bpe", "5", status=2)
+    last = said.splitlines()[-1]
+    assert "fairseq-preprocess failed with status 1: " in last
     assert "nowhere" in last and last.endswith(f"(see {tmp_path}/out/preprocess.log)")
 
 
@@ -171,8 +166,7 @@ def test_test_sets_of_other_languages_are_left_out(tmp_path):
     for lang in ("en", "de"):
         (raw / f"test_2017_flickr.{lang}").write_text("the house is big\n")
     options = ("--src", "en", "--tgt", "cs", "--bpe", "5", "--workers", "1")
-    done = prepare(tmp_path, "multi30k_en_de", "--data", raw, "--out", tmp_path / "out", *options)
-    assert done.returncode == 0, done.stderr
+    prepare(tmp_path, "multi30k_en_de", "--data", raw, "--out", tmp_path / "out", *options)
     about = json.loads((tmp_path / "out/corpus.json").read_text())
     assert list(about["splits"].values()) == ["train", "val", "test_2016_flickr", "test_2017_mscoco"]
 
@@ -253,21 +247,20 @@ def test_the_usual_number_of_merges(tmp_path):
         ((), "learn 4000 BPE merges ..."),
         (("--bpe", "50"), "learn 50 BPE merges again, changed: "),
     ):
-        done = prepare(tmp_path, "multi30k_en_de", "--data", raw, "--out", tmp_path / "out", *options)
-        assert learned in done.stderr
-        assert "no training pair is left with --max-len 250 and --max-ratio 9.0" in done.stderr.splitlines()[-1]
+        said = prepare(tmp_path, "multi30k_en_de", "--data", raw, "--out", tmp_path / "out", *options, status=2)
+        assert learned in said
+        assert "no training pair is left with --max-len 250 and --max-ratio 9.0" in said.splitlines()[-1]
     assert not list((tmp_path / "out").rglob("*.tmp"))
     assert not (tmp_path / "out/bpe/train.de").exists()
 
 
 def test_the_smoke_task_needs_no_files(tmp_path):
-    done = prepare(tmp_path, "smoke", "--bpe", "50", "--workers", "1")
-    assert done.returncode == 0, done.stderr
+    prepare(tmp_path, "smoke", "--bpe", "50", "--workers", "1")
     out = tmp_path / "runs/smoke/data"
     assert len((out / "text/train.en").read_text().splitlines()) == 600
     assert (out / "data-bin/train.en-de.de.bin").stat().st_size > 0
-    assert prepare(tmp_path, "smoke", "--bpe", "50", "--workers", "1").stderr.count("done before") == 6
-    assert "unrecognized arguments: --mirror" in prepare(tmp_path, "smoke", "--mirror", "x").stderr
+    assert prepare(tmp_path, "smoke", "--bpe", "50", "--workers", "1").count("done before") == 6
+    assert "unrecognized arguments: --mirror" in prepare(tmp_path, "smoke", "--mirror", "x", status=2)
 
 
 # The scripts of 0.1.0; each calls prepare.sh with its task.
@@ -278,7 +271,7 @@ CALLS |= {"prepare_multi30k.sh": "multi30k_en_de", "prepare.sh parallel": "paral
 @pytest.mark.parametrize("call", CALLS)
 def test_scripts_call_prepare_with_their_task(call, run_script):
     done = run_script(*call.split(), "--help", env=script_environment("/bin/echo"))
-    assert done.returncode == 0 and done.stdout.endswith(f" prepare {CALLS[call]} --help\n")
+    assert done.stdout.endswith(f" prepare {CALLS[call]} --help\n")
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -292,7 +285,6 @@ def test_a_task_has_a_help_of_its_own(task, capsys):
 
 def test_the_script_lists_the_tasks(run_script):
     done = run_script("prepare.sh", "--help")
-    assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("usage: lightconv prepare TASK ") and len(TASKS) == 12
     for task in TASKS:
         assert f"\n  {task} " in done.stdout
@@ -315,5 +307,5 @@ def test_what_is_wrong_is_one_line(error, line, tmp_path, monkeypatch):
         raise error
 
     monkeypatch.setitem(TASKS, "smoke", dataclasses.replace(TASKS["smoke"], plan=fail))
-    done = prepare(tmp_path, "smoke")
-    assert done.returncode == 2 and line in done.stderr and done.stderr.count("\n") == 1
+    said = prepare(tmp_path, "smoke", status=2)
+    assert line in said and said.count("\n") == 1

@@ -85,18 +85,17 @@ def prepared(home, tmp_path_factory):
         arguments = ("--mirror", server.address, "--out", out, "--any-size", "--bpe", "150", "--workers", "2")
         status, _ = stop_at("binarise ...", signal.SIGKILL, home, "cnndm", *arguments)
         assert status == -signal.SIGKILL and not (out / "data-bin").exists()
-        done = prepare(home, "cnndm", *arguments)
-    assert done.returncode == 0, done.stderr
-    return out, done.stderr, arguments
+        said = prepare(home, "cnndm", *arguments)
+    return out, said, arguments
 
 
 def test_a_killed_preparation_is_resumed_and_a_third_run_does_no_work(prepared, home):
     out, said, arguments = prepared
     assert "downloading" not in said and "apply BPE: done before" in said and "binarise: done before" not in said
     assert no_leftovers(out)
-    done = prepare(home, "cnndm", *arguments)
+    said = prepare(home, "cnndm", *arguments)
     titles = ("stories", "tokenise", "learn 150 BPE merges", "apply BPE", "binarise")
-    assert (done.returncode, done.stderr.splitlines()) == (0, [f"{title}: done before" for title in titles])
+    assert said.splitlines() == [f"{title}: done before" for title in titles]
 
 
 def test_the_parts_are_in_the_order_of_the_lists(prepared):
@@ -138,22 +137,19 @@ def test_one_dictionary_for_both_sides(prepared):
 def test_a_summariser_trains_on_it_and_is_scored(prepared, run_script, tmp_path):
     data = prepared[0] / "data-bin"
     overrides = (f"task.data={data}", f"checkpoint.save_dir={tmp_path / 'run'}", *TINY)
-    done = run_script("train.sh", ROOT / "configs/cnndm/dynamicconv.yaml", *overrides)
-    assert done.returncode == 0, done.stdout[-6000:] + done.stderr
+    run_script("train.sh", ROOT / "configs/cnndm/dynamicconv.yaml", *overrides)
     generate = (f"@{ROOT / 'configs/cnndm/generate.args'}", "--max-source-positions", "40", "--beam", "2")
     lengths = ("--min-len", "2", "--max-len-b", "8", "--cpu", "--json")
     done = run_script("evaluate.sh", data, tmp_path / "run/checkpoint_last.pt", *generate, *lengths)
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     report = json.loads(done.stdout)
     assert report["n"] == 7 and 0 <= report["rouge1"] <= 100
 
 
 def refused(home, data, out, *options):
     """The last line of a run that must fail, and leave no text under its final name."""
-    done = prepare(home, "cnndm", "--data", data, "--out", out, "--workers", "1", *options)
-    assert done.returncode == 2, done.stderr
+    said = prepare(home, "cnndm", "--data", data, "--out", out, "--workers", "1", *options, status=2)
     assert not list(out.rglob("*.article")) and not list(out.rglob("stories.tmp"))
-    return done.stderr.splitlines()[-1]
+    return said.splitlines()[-1]
 
 
 def rewrite(path, change):

@@ -53,11 +53,10 @@ def prepared(home):
             assert status == 130 and "interrupted: run the same command again to resume" in said
             assert server.requests == [(archive.name, 0), (archive.name, 400)]
         assert not (out / "data-bin").exists()
-        done = prepare(home, *arguments)  # the server is gone, and not needed any more
-        assert done.returncode == 0, done.stderr
+        said = prepare(home, *arguments)  # the server is gone, and not needed any more
         log = (out / "preprocess.log").read_text()
         words = [line.split()[0] for line in (out / "data-bin/dict.txt").read_text().splitlines()]
-        return SimpleNamespace(out=out, said=done.stderr, arguments=arguments, log=log, words=words)
+        return SimpleNamespace(out=out, said=said, arguments=arguments, log=log, words=words)
 
     return of
 
@@ -72,8 +71,8 @@ def test_an_interrupted_preparation_is_resumed_and_a_third_run_does_no_work(task
     said = prepared(task).said
     assert "downloading" not in said and "raw text: done before" in said and "binarise: done before" not in said
     assert miniatures.no_leftovers(prepared(task).out)
-    done = prepare(home, *prepared(task).arguments)
-    assert (done.returncode, done.stderr.splitlines()) == (0, ["raw text: done before", "binarise: done before"])
+    said = prepare(home, *prepared(task).arguments)
+    assert said.splitlines() == ["raw text: done before", "binarise: done before"]
 
 
 def test_the_text_of_wikitext_is_as_it_came(prepared):
@@ -94,8 +93,8 @@ def test_lines_end_at_line_feeds_alone(workers, tmp_path, home):
     for part in ("train", "valid", "test"):
         (text / f"{part}.txt").write_bytes(b"\xef\xbb\xbf" + b"a b\rc d\n" * 20 + b"a c\r\n" * 20)
     options = ("--data", text, "--out", tmp_path / "out", "--any-size", "--workers", workers)
-    done = prepare(home, "wikitext2", *options)
-    assert done.returncode == 0 and "train: 40 lines" in done.stderr, done.stderr
+    said = prepare(home, "wikitext2", *options)
+    assert "train: 40 lines" in said, said
     assert "train.txt: 40 sents, 160 tokens" in (tmp_path / "out/preprocess.log").read_text()
     words = {line.split()[0] for line in (tmp_path / "out/data-bin/dict.txt").read_text().splitlines()}
     assert {word for word in words if not word.startswith("madeupword")} == set("abcd")  # no byte order mark
@@ -122,10 +121,8 @@ def test_words_seen_less_than_three_times_are_unknown(prepared):
 def test_a_language_model_trains_on_it_and_is_scored(task, window, prepared, run_script, tmp_path):
     data = prepared(task).out / "data-bin"
     overrides = (f"task.data={data}", f"checkpoint.save_dir={tmp_path / 'run'}", *TINY)
-    done = run_script("train.sh", ROOT / f"configs/{task}/dynamicconv.yaml", *overrides)
-    assert done.returncode == 0, done.stdout[-6000:] + done.stderr
+    run_script("train.sh", ROOT / f"configs/{task}/dynamicconv.yaml", *overrides)
     done = run_script("perplexity.sh", data, tmp_path / "run/checkpoint_last.pt", "--cpu", *window)
-    assert done.returncode == 0, done.stderr
     text = (prepared(task).out / "raw/test.txt").read_bytes()
     assert re.match(rf"test: perplexity \S+ over {tokens(text)} tokens", done.stdout)
 
@@ -175,9 +172,8 @@ def test_an_archive_of_another_form_is_refused(home, tmp_path, spoil, message):
     files = miniatures.gbw()
     spoil(files)
     data = write_tar(tmp_path / f"data/{GBW}.tar.gz", files).parent
-    done = prepare(home, "gbw", "--data", data, "--out", tmp_path / "out", "--any-size")
-    assert done.returncode == 2
-    last = done.stderr.splitlines()[-1]
+    said = prepare(home, "gbw", "--data", data, "--out", tmp_path / "out", "--any-size", status=2)
+    last = said.splitlines()[-1]
     assert last.startswith("lightconv prepare: error: ") and message in last
     assert not (tmp_path / "out/unpacked.tmp").exists() and not list((tmp_path / "out/raw").glob("*.txt"))
 

@@ -69,8 +69,8 @@ def test_options(tmp_path, monkeypatch, arguments, expected):
 )
 def test_wrong_options_are_one_line(tmp_path, monkeypatch, arguments, message):
     monkeypatch.chdir(tmp_path)
-    done = prepare(tmp_path / "home", *arguments.split())
-    assert (done.returncode, done.stderr) == (2, f"lightconv prepare: error: {message.format(tmp_path)}\n")
+    said = prepare(tmp_path / "home", *arguments.split(), status=2)
+    assert said == f"lightconv prepare: error: {message.format(tmp_path)}\n"
     assert not list(tmp_path.iterdir())
 
 
@@ -88,9 +88,8 @@ def test_wrong_options_are_one_line(tmp_path, monkeypatch, arguments, message):
     ],
 )
 def test_a_wrong_task_suggests_the_nearest(name, hint, tmp_path):
-    done = prepare(tmp_path, name)
-    assert done.returncode == 2
-    assert done.stderr == f"lightconv prepare: error: there is no task {name!r}: {hint}\n"
+    said = prepare(tmp_path, name, status=2)
+    assert said == f"lightconv prepare: error: there is no task {name!r}: {hint}\n"
 
 
 def test_every_published_file_is_complete():
@@ -123,14 +122,13 @@ def test_only_the_published_files_are_accepted(task, tmp_path, monkeypatch):
     call = (task, "--data", tmp_path / "data", "--out", tmp_path / "out")
     known = {file.name: file.checksum for file in tasks.published_files(task) if file.checksum != "record"}
     for name, checksum in list(known.items())[:1]:
-        last = prepare(tmp_path, *call).stderr.splitlines()[-1]
+        last = prepare(tmp_path, *call, status=2).splitlines()[-1]
         assert f"{name} is not the expected file: its checksum is " in last
         assert last.endswith(f", expected {checksum.partition(':')[2]}")
     paths[0].write_bytes(paths[0].read_bytes()[:-30])
     for option, place in (("--data", tmp_path / "data"), ("--mirror", tmp_path / "data")):
-        done = prepare(tmp_path, task, option, place, "--out", tmp_path / "out", "--any-size")
-        assert done.returncode == 2
-        assert re.search(rf"{paths[0].name} is not the expected file: .* cut short", done.stderr.splitlines()[-1])
+        said = prepare(tmp_path, task, option, place, "--out", tmp_path / "out", "--any-size", status=2)
+        assert re.search(rf"{paths[0].name} is not the expected file: .* cut short", said.splitlines()[-1])
         assert not list(tmp_path.glob(f"out/**/{paths[0].name}*")) and not (tmp_path / "out/raw").exists()
 
 
@@ -151,5 +149,5 @@ def test_data_of_any_size_need_no_known_disk_space(tmp_path, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=0))
     (tmp_path / "de-en.tgz").write_bytes(b"x")
     places = ("--data", tmp_path, "--out", tmp_path / "out")
-    assert "needs 0.5 GiB of free disk space" in prepare(tmp_path, "iwslt14_de_en", *places).stderr
-    assert "de-en.tgz is not the expected file" in prepare(tmp_path, "iwslt14_de_en", *places, "--any-size").stderr
+    assert "needs 0.5 GiB of free disk space" in prepare(tmp_path, "iwslt14_de_en", *places, status=2)
+    assert "de-en.tgz is not the expected file" in prepare(tmp_path, "iwslt14_de_en", *places, "--any-size", status=2)

@@ -86,16 +86,14 @@ def test_the_suggested_command_trains(tmp_path, run_script, monkeypatch):
     pytest.importorskip("fairseq")
     monkeypatch.chdir(tmp_path)
     text = write_parts(tmp_path / "my text", ("train", "valid", "test"), (60, 8, 8))
-    done = prepare(tmp_path, "parallel", "--data", text, "--name", "mine", "--bpe", "60", "--workers", "1")
-    assert done.returncode == 0, done.stderr
-    (line,) = re.findall(r"^  (lightconv train .*)$", done.stderr, re.MULTILINE)
+    said = prepare(tmp_path, "parallel", "--data", text, "--name", "mine", "--bpe", "60", "--workers", "1")
+    (line,) = re.findall(r"^  (lightconv train .*)$", said, re.MULTILINE)
     assert line == "lightconv train parallel/small task.data=data/mine/data-bin checkpoint.save_dir=runs/mine"
     words = shlex.split(line)[2:]
     # Two updates, without waiting for the warm-up of 800.
     other = ("model._name=lightweightconv", "checkpoint.save_dir=runs/light")
     for folder, mixer, more in (("mine", "dynamic", ()), ("light", "lightweight", other)):
         shorter = ("optimization.max_update=2", "dataset.max_tokens=300")
-        done = run_script("train.sh", *words, *more, *shorter, cwd=tmp_path)
-        assert done.returncode == 0, done.stderr[-3000:]
+        run_script("train.sh", *words, *more, *shorter, cwd=tmp_path)
         model = safe_torch_load(tmp_path / f"runs/{folder}/checkpoint_last.pt")["cfg"]["model"]
         assert model["encoder_conv_type"] == mixer

@@ -13,7 +13,6 @@ import pytest
 import yaml
 
 import lightconv_plugin.report
-from lightconv_plugin.cli.main import main
 from lightconv_plugin.errors import InputError
 from lightconv_plugin.recipes.demo import run
 from lightconv_plugin.recipes.demo.results import Result, write_report
@@ -100,13 +99,12 @@ def test_interrupted_continued_and_reused(corpus, environment, tmp_path):
     ],
     ids=["no-tokeniser", "no-rules", "several-texts"],
 )
-def test_what_the_demo_has_no_option_for_has_a_command(renamed, advice, tmp_path, capsys):
+def test_what_the_demo_has_no_option_for_has_a_command(renamed, advice, tmp_path, refusal):
     folder = write_parts(tmp_path / "text", ("train", "dev", "test"), (60, 5, 5))
     for path in folder.iterdir():
         part, lang = path.name.split(".")
         path.rename(folder / f"{renamed.get(part, part)}.{renamed.get(lang, lang)}")
-    assert main(["demo", str(folder), "--work", str(tmp_path / "work")]) == 2
-    said = capsys.readouterr().err.splitlines()[-1]
+    said = refusal("demo", folder, "--work", tmp_path / "work").splitlines()[-1]
     assert said.endswith(f" lightconv prepare parallel {advice}") and "`" not in said
 
 

@@ -211,7 +211,7 @@ def test_an_older_version_has_kept_what_is_dropped_now(data, teacher, distilled,
     assert json.loads((out / "corpus.json").read_text())["distilled"]["dropped"]["symbol"] > 0
 
 
-def test_other_options_need_force(data, teacher, distilled, tmp_path, capsys):
+def test_other_options_need_force(data, teacher, distilled, tmp_path, capsys, refusal):
     out = tmp_path / "out"
     killed(1, teacher, data, *SEARCH, "--out", out)
     block = (out / "teacher/blocks/000000").read_bytes()
@@ -222,14 +222,14 @@ def test_other_options_need_force(data, teacher, distilled, tmp_path, capsys):
         ((teacher, data, *SEARCH, "--nbest", "2"), "nbest 1 → 2; reference is new"),
     ):
         assert distill(*command, "--out", out) == 2
-        refusal = f"--out {out} was made with another teacher or other options ({said}): give --force to replace it"
-        assert refusal in capsys.readouterr().err
+        wanted = f"--out {out} was made with another teacher or other options ({said}): give --force to replace it"
+        assert wanted in capsys.readouterr().err
         assert (out / "teacher/blocks/000000").read_bytes() == block
     assert distill(other, data, *SEARCH, "--out", out, "--force") == 0
     lines = (out / "teacher/train.de").read_bytes().splitlines(keepends=True)
     assert len(lines) == 300 and b"".join(lines[:PAIRS]) != block
-    assert main.main(["prepare", "multi30k_en_de", "--data", str(data), "--out", str(out)]) == 2
-    assert f"--out {out} has a text that lightconv distill made" in capsys.readouterr().err
+    said = refusal("prepare", "multi30k_en_de", "--data", data, "--out", out)
+    assert f"--out {out} has a text that lightconv distill made" in said
 
 
 def test_a_shortlist_and_what_it_is_applied_to_are_options(data, teacher, tmp_path, capsys):

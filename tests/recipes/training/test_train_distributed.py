@@ -246,10 +246,10 @@ def test_an_error_of_the_configuration_ends_it_at_once(config, setting, message)
 def test_slurm_train_outside_slurm_and_the_checkout(run_script, tmp_path):
     assert "sbatch scripts/slurm_train.sh CONFIG.yaml" in run_script("slurm_train.sh", "--help").stdout
     clean = {key: value for key, value in script_environment(sys.executable).items() if not key.startswith("SLURM_")}
-    assert "this is for sbatch" in run_script("slurm_train.sh", "x.yaml", env=clean).stderr
+    assert "this is for sbatch" in run_script("slurm_train.sh", "x.yaml", env=clean, status=1).stderr
     job = {**clean, "SLURM_JOB_ID": "7", "SLURM_SUBMIT_DIR": str(tmp_path)}
     assert f"no {tmp_path}/scripts/train.sh: call sbatch in the checkout" in (
-        run_script("slurm_train.sh", "x.yaml", env=job).stderr
+        run_script("slurm_train.sh", "x.yaml", env=job, status=1).stderr
     )
 
 
@@ -269,5 +269,4 @@ def test_slurm_train_needs_no_exported_variables(run_script, tmp_path):
     job = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "x", "SLURM_SUBMIT_DIR": str(tmp_path)}
     job["PATH"] = f"{tmp_path}/bin:{os.environ['PATH']}"
     done = run_script("slurm_train.sh", "a b.yaml", "--timeout", "5", env=job)
-    assert done.returncode == 0, done.stderr
     assert done.stdout == "<--nodes><2><--node-rank><1><--rendezvous><one:20007><a b.yaml><--timeout><5>"
