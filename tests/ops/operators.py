@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -257,3 +257,14 @@ def assert_same_bits(got: dict[str, Tensor], want: dict[str, Tensor], rows: Any 
 def relative_error(got: Tensor, want: Tensor) -> float:
     """Root mean square of the difference over that of the expected values."""
     return ((got.double() - want).norm() / want.norm()).item()
+
+
+def numbers_of_threads(*numbers: int) -> Iterator[int]:
+    """Each of them in turn, while torch computes with as many threads."""
+    before = torch.get_num_threads()
+    try:
+        for number in numbers:
+            torch.set_num_threads(number)
+            yield number
+    finally:
+        torch.set_num_threads(before)

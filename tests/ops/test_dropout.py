@@ -5,17 +5,11 @@ import torch
 
 from lightconv_plugin import ops
 
-from . import oracle
+from .operators import numbers_of_threads
+from .test_residual import drawn
 
 pytestmark = pytest.mark.usefixtures("backend")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
-
-
-def drawn(x, p):
-    torch.manual_seed(3)
-    factors = oracle.dropout_factors(int(torch.randint(2**63 - 1, (1,))), x.shape, p)
-    torch.manual_seed(3)
-    return factors
 
 
 @pytest.mark.parametrize("p", [0.1, 0.5, 0.999999999])
@@ -23,7 +17,7 @@ def drawn(x, p):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_mask_and_gradient_are_those_of_the_definition(dtype, shape, p):
     x = torch.randn(shape, dtype=torch.float64).to(dtype).requires_grad_()
-    factors = drawn(x, p)
+    factors = drawn(x.shape, p)
     out = ops.dropout(x, p)
     grad = torch.randn(shape, dtype=torch.float64).to(dtype)
     (dx,) = torch.autograd.grad(out, x, grad)
@@ -37,14 +31,10 @@ def test_mask_and_gradient_are_those_of_the_definition(dtype, shape, p):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_blocks_and_threads_do_not_show(dtype):
     x = torch.ones(5, 12_345, dtype=dtype)
-    factors, threads, results = drawn(x, 0.3), torch.get_num_threads(), []
-    try:
-        for count in (1, 2, 3):
-            torch.set_num_threads(count)
-            torch.manual_seed(3)
-            results.append(ops.dropout(x, 0.3))
-    finally:
-        torch.set_num_threads(threads)
+    factors, results = drawn(x.shape, 0.3), []
+    for _ in numbers_of_threads(1, 2, 3):
+        torch.manual_seed(3)
+        results.append(ops.dropout(x, 0.3))
     assert torch.equal(results[0], factors.to(dtype))
     assert all(torch.equal(results[0], other) for other in results[1:])
 

@@ -1,8 +1,6 @@
 """What the contract promises beside the numbers: leaks, determinism, batches, memory, empty batches, gradcheck."""
 
-import os
 import random
-import subprocess
 import sys
 import textwrap
 
@@ -12,15 +10,24 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from lightconv_plugin import ops
 from lightconv_plugin.ops import reference
+from tests import programs
 
 from . import oracle
-from .operators import CONVOLUTIONS, GARBAGE, KINDS, OPERATORS, assert_same_bits, random_call, smooth
+from .operators import (
+    CONVOLUTIONS,
+    GARBAGE,
+    KINDS,
+    OPERATORS,
+    assert_same_bits,
+    numbers_of_threads,
+    random_call,
+    smooth,
+)
 
 pytestmark = pytest.mark.usefixtures("backend")
 # For what can be seen in the reference only: operations of torch inside an operator.
 REFERENCE_ALONE = pytest.mark.parametrize("backend", ["reference"], indirect=True)
 
-ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 every_kind = pytest.mark.parametrize("kind", KINDS)
 every_operator = pytest.mark.parametrize("operator", OPERATORS)
 every_reach = pytest.mark.parametrize(("left", "right"), [(0, 4), (2, 2), (4, 0), (20, 20)])
@@ -170,14 +177,10 @@ def test_the_same_bits_on_every_run_and_for_any_number_of_threads(operator):
     call = random_call(operator, 300, 8, 4, 32, 3, 3, dtype=torch.float32, **dropout)
     if operator == "talkconv":
         call.offset_left.data[200, 3, 1] = 450.0
-    grad, threads = call.randn_like_out(), torch.get_num_threads()
+    grad = call.randn_like_out()
     first = call.everything(grad)
-    try:
-        for number in (threads, 2, 1):
-            torch.set_num_threads(number)
-            assert_same_bits(call.everything(grad), first)
-    finally:
-        torch.set_num_threads(threads)
+    for _ in numbers_of_threads(torch.get_num_threads(), 2, 1):
+        assert_same_bits(call.everything(grad), first)
 
 
 @pytest.mark.parametrize("seed", range(24))
@@ -306,14 +309,8 @@ def test_long_sequences_take_little_memory(backend):
         ops.talkconv(x, offset, offset, 15, 15).sum().backward()
         print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
     """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program)],
-        env=os.environ | {"PYTHONPATH": ROOT, "LIGHTCONV_BACKEND": "cpu" if backend == "native" else backend},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    serves = "cpu" if backend == "native" else backend
+    done = programs.run(sys.executable, "-c", textwrap.dedent(program), LIGHTCONV_BACKEND=serves)
     assert float(done.stdout) < 100  # MiB; x has one
 
 

@@ -7,6 +7,7 @@ from lightconv_plugin import ops
 from tests.fastest import fastest
 
 from . import oracle
+from .operators import numbers_of_threads
 
 pytestmark = pytest.mark.usefixtures("backend")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -82,14 +83,10 @@ def test_any_strides_and_a_gradient_for_each_loss_alone():
 
 def test_threads_do_not_show():
     logits, target = example(500, torch.float32, rows=(64,))
-    threads, results = torch.get_num_threads(), []
-    try:
-        for count in (1, 2, 3):
-            torch.set_num_threads(count)
-            loss, _ = ops.label_smoothed_nll_loss(logits, target, 0.1, PAD)
-            results.append((loss.detach(), *torch.autograd.grad(loss.sum(), logits)))
-    finally:
-        torch.set_num_threads(threads)
+    results = []
+    for _ in numbers_of_threads(1, 2, 3):
+        loss, _ = ops.label_smoothed_nll_loss(logits, target, 0.1, PAD)
+        results.append((loss.detach(), *torch.autograd.grad(loss.sum(), logits)))
     assert all(torch.equal(one, other) for result in results for one, other in zip(results[0], result, strict=True))
 
 

@@ -6,13 +6,12 @@ sees every tensor.)
 
 import json
 import os
-import subprocess
 import sys
 import textwrap
 
 import pytest
 
-ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+from tests import programs
 
 PROGRAM = """
     import ctypes
@@ -69,14 +68,8 @@ PROGRAM = """
 @pytest.mark.parametrize("backend", ["native"], indirect=True)
 @pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="needs Linux's /proc/self/clear_refs")
 def test_long_filters_take_little_memory(backend):
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(PROGRAM)],
-        env=os.environ | {"PYTHONPATH": ROOT, "LIGHTCONV_BACKEND": "cpu", "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    one_thread = {"LIGHTCONV_BACKEND": "cpu", "OMP_NUM_THREADS": "1"}
+    done = programs.run(sys.executable, "-c", textwrap.dedent(PROGRAM), **one_thread)
     # MiB; the arguments have 2 MiB at most. What is kept for the next call is a thread's scratch memory.
     much = {name: taken for name, taken in json.loads(done.stdout).items() if taken[0] > 80 or taken[1] > 40}
     assert not much, f"highest and kept memory in MiB: {much}"

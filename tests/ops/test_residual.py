@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from lightconv_plugin import ops
 
 from . import oracle
+from .operators import numbers_of_threads
 
 pytestmark = pytest.mark.usefixtures("backend")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -23,6 +24,7 @@ def example(shape, dtype=torch.float64):
 
 
 def drawn(shape, p=P):
+    """The factors of the dropout that comes next."""
     torch.manual_seed(3)
     factors = oracle.dropout_factors(int(torch.randint(2**63 - 1, (1,))), torch.Size(shape), p)
     torch.manual_seed(3)
@@ -124,16 +126,12 @@ def test_any_strides_take_the_mask_of_their_logical_order():
 
 def test_threads_do_not_show():
     given = [tensor.detach().float().requires_grad_() for tensor in example((500, 40))]
-    threads, results = torch.get_num_threads(), []
-    try:
-        for count in (1, 2, 3):
-            torch.set_num_threads(count)
-            torch.manual_seed(3)
-            out = ops.dropout_add_layer_norm(*given, P)
-            relu = ops.relu_dropout(given[0], P)
-            results.append((out.detach(), relu.detach(), *torch.autograd.grad((out + relu).square().sum(), given)))
-    finally:
-        torch.set_num_threads(threads)
+    results = []
+    for _ in numbers_of_threads(1, 2, 3):
+        torch.manual_seed(3)
+        out = ops.dropout_add_layer_norm(*given, P)
+        relu = ops.relu_dropout(given[0], P)
+        results.append((out.detach(), relu.detach(), *torch.autograd.grad((out + relu).square().sum(), given)))
     assert all(torch.equal(one, other) for result in results for one, other in zip(results[0], result, strict=True))
 
 

@@ -5,7 +5,16 @@ import torch
 
 from lightconv_plugin import ops
 
-from .operators import CONVOLUTIONS, OPERATORS, STEP_KINDS, chunking, random_call, relative_error, smooth
+from .operators import (
+    CONVOLUTIONS,
+    OPERATORS,
+    STEP_KINDS,
+    chunking,
+    numbers_of_threads,
+    random_call,
+    relative_error,
+    smooth,
+)
 
 pytestmark = pytest.mark.usefixtures("backend")
 every_kind = pytest.mark.parametrize("kind", STEP_KINDS)
@@ -190,14 +199,10 @@ def test_strided_arguments(operator):
 @every_operator
 def test_the_same_bits_for_any_number_of_threads(operator):
     call = random_call(operator, 1, 64, 8, 64, 31, dtype=torch.float32)
-    state, threads, results = torch.randn(31, 64, 512), torch.get_num_threads(), []
-    try:
-        for number in (1, 2):
-            torch.set_num_threads(number)
-            out, following = call.step(state)
-            results.append((out, following, *call.gradients(out, torch.ones_like(out)).values()))
-    finally:
-        torch.set_num_threads(threads)
+    state, results = torch.randn(31, 64, 512), []
+    for _ in numbers_of_threads(1, 2):
+        out, following = call.step(state)
+        results.append((out, following, *call.gradients(out, torch.ones_like(out)).values()))
     assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))
 
 

@@ -125,6 +125,7 @@ TOOLS = {
     ),
     "tune": lambda m, data, path: lightconv("tune", data, path.parent, "--average", 1, "--lenpen", 1),
     "convert": lambda m, data, path: lightconv("convert", path, path.parent / "c.pt", "--to", "fairseq"),
+    "export": lambda m, data, path: lightconv("export", path, path.parent / "e.pt"),
     "translate": lambda m, data, path: lightconv("translate", path, "--data", data, "--input", ROOT / "setup.py"),
     "score": lambda m, data, path: lightconv(
         *("score", "--sys", data.parent / "test.en", "--ref", data.parent / "test.en", "--lang", "en"),
