@@ -21,7 +21,6 @@ from benchmarks.report import BenchmarkError
 from lightconv_plugin.checkpoints.exported import open_exported
 from lightconv_plugin.checkpoints.exporting import Export, export_checkpoint
 from lightconv_plugin.errors import InputError, how_to_get
-from lightconv_plugin.files import read_lines
 from lightconv_plugin.generation import fairseq_generate
 from lightconv_plugin.generation.translator import Translator
 
@@ -52,10 +51,7 @@ def main(arguments: list[str] | None = None) -> None:
     """Translate, print the table and write the JSON; BenchmarkError for wrong options."""
     options = parser().parse_args(arguments)
     device = machine.prepare(options)
-    try:
-        lines = read_lines(options.source)
-    except (OSError, InputError) as error:
-        raise BenchmarkError(f"--source: {error}") from error
+    lines = report.lines_of(options.source, "--source")
     description = machine.describe(device)
     print(machine.headline(description))
     with tempfile.TemporaryDirectory() as folder, torch.no_grad():

@@ -8,22 +8,17 @@ Needs matplotlib (pip install '.[report]').
 
 from __future__ import annotations
 
-import argparse
 import sys
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from benchmarks import report
-from benchmarks.plots import COLOURS, figure_of, png
+from benchmarks.plots import COLOURS, Rows, figure_of, png, rows_of, rows_parser
 from benchmarks.report import BenchmarkError
-from lightconv_plugin.recipes.reproduce.rows import read_rows
-from lightconv_plugin.recipes.reproduce.table import default_results
 
 _TOP = 1.5  # times the best final loss; the higher ones of the first updates would take up most of the picture
 
 
-def draw(rows: Mapping[str, Mapping[str, Any]], title: str, file: Path) -> None:
+def draw(rows: Rows, title: str, file: Path) -> None:
     """Draw the curves of a task's rows, by system, into a PNG file."""
     figure = figure_of((6.4, 4.2))
     axis = figure.subplots()
@@ -49,23 +44,14 @@ def draw(rows: Mapping[str, Mapping[str, Any]], title: str, file: Path) -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     """Draw the picture and print its name; BenchmarkError if there is nothing to draw."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.curves", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = rows_parser("curves", __doc__)
     parser.add_argument("task", metavar="TASK")
-    parser.add_argument("--systems", nargs="+", metavar="NAME", help="default: all that have a row")
-    parser.add_argument("--results", type=Path, default=default_results(), metavar="DIR", help="default: %(default)s")
     parser.add_argument("--out", type=png, metavar="FILE", help="a .png; default: TASK.png, with _ for /")
     options = parser.parse_args(arguments)
     out = options.out or Path(options.task.replace("/", "_") + ".png")
-    known = read_rows(options.results).get(options.task, {})
-    if missing := [name for name in options.systems or () if name not in known]:
-        raise BenchmarkError(f"--systems: {options.results} has no row of {options.task}/{', '.join(missing)}")
-    rows = {name: known[name] for name in options.systems or known}
+    rows = rows_of(options.task, options)
     if without := [name for name, row in rows.items() if not all(run.get("curve") for run in row["runs"])]:
         raise BenchmarkError(f"rows of an older version, without curves: {', '.join(without)}")
-    if not rows:
-        raise BenchmarkError(f"TASK: {options.results} has no rows of {options.task}")
     draw(rows, next(iter(rows.values()))["title"], out)
     print(out)
 

@@ -25,7 +25,6 @@ from benchmarks.report import BenchmarkError
 from lightconv_plugin.checkpoints.exported import open_exported
 from lightconv_plugin.checkpoints.exporting import Export, export_checkpoint
 from lightconv_plugin.errors import InputError
-from lightconv_plugin.files import read_lines
 from lightconv_plugin.generation.translator import Translator
 from lightconv_plugin.paths import package_dir
 from lightconv_plugin.scoring.bleu import measures
@@ -50,8 +49,8 @@ def main(arguments: list[str] | None = None) -> None:
     """Measure, print the tables and write the JSON; BenchmarkError for wrong options."""
     options = parser().parse_args(arguments)
     device = machine.prepare(options)
-    paths = _paths(options.path)
-    sides = [_lines(path, option) for option, path in (("source", options.source), ("reference", options.reference))]
+    paths = report.checkpoints(options.path)
+    sides = [report.lines_of(options.source, "--source"), report.lines_of(options.reference, "--reference")]
     if len(sides[0]) != len(sides[1]):
         raise BenchmarkError(f"--source has {len(sides[0])} lines, --reference {len(sides[1])}: they must be as many")
     if options.quick:
@@ -86,28 +85,6 @@ def main(arguments: list[str] | None = None) -> None:
             "busy_cores_at_end": round(machine.busy_cores(), 2),
         }
         report.write_json(options.json, content)
-
-
-def _paths(given: Sequence[str]) -> dict[str, Path]:
-    paths = {}
-    for text in given:
-        name, equals, path = text.partition("=")
-        if not (name and equals and path) or name in paths:
-            raise BenchmarkError(f"--path: NAME=CHECKPOINT, each name once, got {text!r}")
-        if not Path(path).is_file():
-            raise BenchmarkError(f"--path: no such file: {path}")
-        paths[name] = Path(path).absolute()
-    return paths
-
-
-def _lines(path: Path, option: str) -> list[str]:
-    try:
-        lines = read_lines(path)
-    except (OSError, InputError) as error:
-        raise BenchmarkError(f"--{option}: {error}") from error
-    if not lines:
-        raise BenchmarkError(f"--{option}: {path} is empty")
-    return lines
 
 
 def _export(checkpoint: Path, directory: Path, options: argparse.Namespace, kind: str) -> None:

@@ -41,11 +41,7 @@ _LARGEST = 31
 
 
 def parser() -> argparse.ArgumentParser:
-    result = argparse.ArgumentParser(
-        prog="python -m benchmarks.kernel_schedules",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    result = report.parser("kernel_schedules", __doc__)
     result.add_argument("config", metavar="CONFIG", help="name of a translation model's configuration")
     result.add_argument("--data", type=Path, required=True, metavar="DATA_BIN", help="its prepared data")
     result.add_argument("--folder", type=Path, required=True, metavar="DIR", help="keeps the trainings")

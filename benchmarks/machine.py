@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 
+from benchmarks import report
 from benchmarks.report import RESULTS, BenchmarkError
 from lightconv_plugin import allocator
 from lightconv_plugin.cgroups import cores
@@ -60,13 +61,9 @@ def hold(level: str) -> dict[str, str]:
     }
 
 
-def parser(program: str, description: str) -> argparse.ArgumentParser:
+def parser(program: str, description: str | None) -> argparse.ArgumentParser:
     """The command-line parser of `python -m benchmarks.PROGRAM`, with the options common to all benchmarks."""
-    parser = argparse.ArgumentParser(
-        prog=f"python -m benchmarks.{program}",
-        description=description,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = report.parser(program, description)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--threads", type=positive, metavar="N", help="threads of torch (default: as torch chooses)")
     parser.add_argument("--repeats", type=positive, metavar="N", help="rounds that are timed, after the warm-up")

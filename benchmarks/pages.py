@@ -15,7 +15,6 @@ RESULTS.md and benchmarks/COSTS.md are written as a whole.
 
 from __future__ import annotations
 
-import argparse
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -183,9 +182,7 @@ def renew(write: bool) -> list[Stale]:
 
 def main(arguments: list[str] | None = None) -> None:
     """Write or check; BenchmarkError if a check finds stale figures."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.pages", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = report.parser("pages", __doc__)
     parser.add_argument("--check", action="store_true", help="write nothing; exit status 2 if a figure is stale")
     options = parser.parse_args(arguments)
     found = renew(write=not options.check)

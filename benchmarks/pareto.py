@@ -77,9 +77,7 @@ def points(
 
 
 def parser() -> argparse.ArgumentParser:
-    result = argparse.ArgumentParser(
-        prog="python -m benchmarks.pareto", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    result = report.parser("pareto", __doc__)
     result.add_argument("--data", type=Path, metavar="DATA_BIN", help="its test set is translated")
     result.add_argument("--path", nargs="+", metavar="NAME=CHECKPOINT", help="the models")
     result.add_argument("--shortlist", type=Path, metavar="FILE", help="also measure with this lexical table")

@@ -14,17 +14,21 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from benchmarks import report
 from benchmarks.figures import OURS, Result, median, read_file
 from benchmarks.report import RESULTS, BenchmarkError
+from lightconv_plugin.recipes.reproduce.rows import read_rows
+from lightconv_plugin.recipes.reproduce.table import default_results
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+Rows = Mapping[str, Mapping[str, Any]]  # of `lightconv reproduce`, by system
 
 _LEAST = 3  # points that a curve must have
 _PASS = "both"
@@ -105,11 +109,27 @@ def png(text: str) -> Path:
 
 def chosen_file(command: str, doc: str | None, default: Path, arguments: list[str] | None) -> Path:
     """--out of a command that draws one picture and has no other option."""
-    parser = argparse.ArgumentParser(
-        prog=f"python -m benchmarks.{command}", description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = report.parser(command, doc)
     parser.add_argument("--out", type=png, default=default, metavar="FILE", help="a .png; default: %(default)s")
     return parser.parse_args(arguments).out
+
+
+def rows_parser(command: str, doc: str | None) -> argparse.ArgumentParser:
+    """The parser of a command that draws some systems' rows of `lightconv reproduce`."""
+    parser = report.parser(command, doc)
+    parser.add_argument("--systems", nargs="+", metavar="NAME", help="default: all that have a row")
+    parser.add_argument("--results", type=Path, default=default_results(), metavar="DIR", help="default: %(default)s")
+    return parser
+
+
+def rows_of(task: str, options: argparse.Namespace) -> Rows:
+    """The rows of a task that the options of `rows_parser` choose, by system; at least one."""
+    known = read_rows(options.results).get(task, {})
+    if missing := [name for name in options.systems or () if name not in known]:
+        raise BenchmarkError(f"--systems: {options.results} has no row of {task}/{', '.join(missing)}")
+    if not known:
+        raise BenchmarkError(f"TASK: {options.results} has no rows of {task}")
+    return {name: known[name] for name in options.systems or known}
 
 
 def figure_of(size: tuple[float, float]) -> Figure:
@@ -179,9 +199,7 @@ def pictures(path: Path, folder: Path) -> list[Path]:
 
 def main(arguments: list[str] | None = None) -> None:
     """Draw the pictures and print their names; BenchmarkError if there is nothing to draw."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.plots", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = report.parser("plots", __doc__)
     parser.add_argument("files", nargs="*", type=Path, metavar="FILE")
     parser.add_argument("--out", type=Path, default=RESULTS, metavar="DIR", help="default: benchmarks/results")
     options = parser.parse_args(arguments)

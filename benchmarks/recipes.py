@@ -40,9 +40,7 @@ _TO_STOP = 15.0  # seconds that a terminated process has to end
 
 
 def parser() -> argparse.ArgumentParser:
-    result = argparse.ArgumentParser(
-        prog="python -m benchmarks.recipes", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    result = report.parser("recipes", __doc__)
     result.add_argument(
         "--data", type=Path, required=True, metavar="DIR", help="data-bin of scripts/prepare.sh for the configurations"
     )

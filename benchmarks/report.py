@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 import os
@@ -9,6 +10,8 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from lightconv_plugin.errors import InputError
+from lightconv_plugin.files import read_lines
 from lightconv_plugin.quiet import quietly
 
 RESULTS = Path(__file__).resolve().parent / "results"
@@ -16,6 +19,39 @@ RESULTS = Path(__file__).resolve().parent / "results"
 
 class BenchmarkError(Exception):
     """A benchmark cannot run with these arguments or in this environment; the message is for the user."""
+
+
+def parser(program: str, description: str | None) -> argparse.ArgumentParser:
+    """The command-line parser of `python -m benchmarks.PROGRAM`; its help keeps the lines of the description."""
+    return argparse.ArgumentParser(
+        prog=f"python -m benchmarks.{program}",
+        description=description,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+
+
+def checkpoints(given: Sequence[str]) -> dict[str, Path]:
+    """The files of --path NAME=CHECKPOINT …, by name."""
+    paths: dict[str, Path] = {}
+    for text in given:
+        name, equals, path = text.partition("=")
+        if not (name and equals and path) or name in paths:
+            raise BenchmarkError(f"--path: NAME=CHECKPOINT, each name once, got {text!r}")
+        if not Path(path).is_file():
+            raise BenchmarkError(f"--path: no such file: {path}")
+        paths[name] = Path(path).absolute()
+    return paths
+
+
+def lines_of(path: Path, option: str) -> list[str]:
+    """The lines of the text that `option` names."""
+    try:
+        lines = read_lines(path)
+    except (OSError, InputError) as error:
+        raise BenchmarkError(f"{option}: {error}") from error
+    if not lines:
+        raise BenchmarkError(f"{option}: {path} is empty")
+    return lines
 
 
 def table(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> str:

@@ -30,9 +30,7 @@ from lightconv_plugin.records.trainings import trainings
 
 
 def parser() -> argparse.ArgumentParser:
-    result = argparse.ArgumentParser(
-        prog="python -m benchmarks.rows", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    result = report.parser("rows", __doc__)
     result.add_argument("configs", nargs="+", metavar="CONFIG", help="names of configurations")
     result.add_argument("--data", type=Path, required=True, metavar="DATA_BIN", help="their prepared data")
     result.add_argument("--folder", type=Path, required=True, metavar="DIR", help="keeps trainings and rows")

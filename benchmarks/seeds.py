@@ -8,7 +8,6 @@ TASK is a folder of configurations, such as multi30k_en_de; each has a panel. Ne
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import sys
 from collections.abc import Mapping
@@ -16,12 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import report
-from benchmarks.plots import COLOURS, figure_of, png
-from benchmarks.report import BenchmarkError
-from lightconv_plugin.recipes.reproduce.rows import read_rows
-from lightconv_plugin.recipes.reproduce.table import default_results
-
-Rows = Mapping[str, Mapping[str, Any]]
+from benchmarks.plots import COLOURS, Rows, figure_of, png, rows_of, rows_parser
 
 
 def scores(row: Mapping[str, Any]) -> list[float]:
@@ -53,24 +47,11 @@ def draw(panels: Mapping[str, Rows], file: Path) -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     """Draw the picture and print its name; BenchmarkError if there is nothing to draw."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.seeds", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = rows_parser("seeds", __doc__)
     parser.add_argument("tasks", nargs="+", metavar="TASK")
-    parser.add_argument("--systems", nargs="+", metavar="NAME", help="default: all that have a row")
-    parser.add_argument("--results", type=Path, default=default_results(), metavar="DIR", help="default: %(default)s")
     parser.add_argument("--out", type=png, default=Path("seeds.png"), metavar="FILE", help="default: %(default)s")
     options = parser.parse_args(arguments)
-    known = read_rows(options.results)
-    panels = {}
-    for task in options.tasks:
-        rows = known.get(task, {})
-        if missing := [name for name in options.systems or () if name not in rows]:
-            raise BenchmarkError(f"--systems: {options.results} has no row of {task}/{', '.join(missing)}")
-        if not rows:
-            raise BenchmarkError(f"TASK: {options.results} has no rows of {task}")
-        panels[task] = {name: rows[name] for name in options.systems or rows}
-    draw(panels, options.out)
+    draw({task: rows_of(task, options) for task in options.tasks}, options.out)
     print(options.out)
 
 

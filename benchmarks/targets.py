@@ -10,7 +10,6 @@ without the peer to compare with are left out; if none remain, the target counts
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -249,9 +248,7 @@ def rows(verdicts: Iterable[Verdict]) -> list[list[str]]:
 
 def main(arguments: list[str] | None = None) -> None:
     """Print the table; BenchmarkError for a folder that cannot be read."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.targets", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = report.parser("targets", __doc__)
     parser.add_argument("folder", nargs="?", type=Path, default=report.RESULTS, help="default: benchmarks/results")
     options = parser.parse_args(arguments)
     results = read(options.folder)

@@ -144,7 +144,7 @@ class Models:
 
 def models(given: list[str], data: Path) -> Models:
     """The models of --path; BenchmarkError if they cannot be opened with the data."""
-    paths = _paths(given)
+    paths = report.checkpoints(given)
     opened = {name: _open(path, data) for name, path in paths.items()}
     built = [build_model(opened[name].state, path, opened[name].task) for name, path in paths.items()]
     transformers = [name for name, model in zip(paths, built, strict=True) if _is_fairseqs(model)]
@@ -165,20 +165,6 @@ def _candidates(
         candidates |= ours(name, name, options, device, ("bfloat16", "int8"))
         candidates[f"{name}, fairseq's search"] = Candidate(name, FAIRSEQ)
     return candidates | (engines(transformers[0], options, device) if transformers else {})
-
-
-def _paths(given: list[str]) -> dict[str, Path]:
-    paths = {}
-    for text in given:
-        name, equals, path = text.partition("=")
-        if not (name and equals and path):
-            raise BenchmarkError(f"--path: NAME=CHECKPOINT, got {text!r}")
-        if name in paths:
-            raise BenchmarkError(f"--path: {name!r} is given twice")
-        if not Path(path).is_file():
-            raise BenchmarkError(f"--path: no such file: {path}")
-        paths[name] = Path(path)
-    return paths
 
 
 def _open(path: Path, data: Path) -> Opened:

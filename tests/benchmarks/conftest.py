@@ -14,6 +14,7 @@ from multiprocessing import spawn
 
 import pytest
 
+from benchmarks import report
 from tests.warm_python import warm_python
 
 
@@ -61,6 +62,14 @@ RESULT = {
 }
 
 
+def ran(main, capsys, *arguments, status=0):
+    """What a benchmark prints to standard output and to standard error; it has to end with this status."""
+    ended = report.run(lambda: main([str(argument) for argument in arguments]))
+    out, error = capsys.readouterr()
+    assert ended == status, error
+    return out, error
+
+
 def states(content):
     """Part → what became of it, in the JSON of a call."""
     return {part["name"]: part["status"] for part in content["parts"]}
@@ -79,7 +88,7 @@ def warm_processes():
 def stand_in(tmp_path, repository):
     """stand_in("gpu", "timing", …) runs gpu.sh timing …; returns the process, the JSON and the stand-in's calls.
 
-    timeout: the call is killed then, as SIGKILL does it, and the process is None.
+    status: how the call must end. timeout: it is killed then, as SIGKILL does it, and the process is None.
     """
     folder = tmp_path / "a folder"
     folder.mkdir()
@@ -89,7 +98,7 @@ def stand_in(tmp_path, repository):
     python.chmod(0o755)
     (folder / "result").write_text(json.dumps(RESULT), encoding="utf-8")
 
-    def run(name, call, *arguments, plan="", timeout=None, **environment):
+    def run(name, call, *arguments, plan="", timeout=None, status=0, **environment):
         (folder / "plan").write_text(plan, encoding="utf-8")
         (folder / "calls").unlink(missing_ok=True)
         settings = {"PYTHON": python} | {
@@ -121,6 +130,7 @@ def stand_in(tmp_path, repository):
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.communicate()
+        assert done is None or done.returncode == status, done.stdout + done.stderr
         file = folder / "out" / f"{name}_{call}.json"
         content = json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
         calls = (folder / "calls").read_text(encoding="utf-8").splitlines() if (folder / "calls").exists() else []

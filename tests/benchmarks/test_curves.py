@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from benchmarks import curves, report
+from benchmarks import curves
+from tests.benchmarks.conftest import ran
 
 pytest.importorskip("matplotlib")
 
@@ -17,11 +18,6 @@ def written(folder, system, seeds=(1,), task="pairs/small", curve=((100, 5.0), (
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(row), encoding="utf-8")
     return row
-
-
-def run(capsys, *arguments):
-    status = report.run(lambda: curves.main([str(argument) for argument in arguments]))
-    return status, *capsys.readouterr()
 
 
 def test_a_line_for_each_seed_and_a_look_for_each_system(tmp_path, monkeypatch):
@@ -47,11 +43,11 @@ def test_a_picture_of_the_systems_that_are_named(capsys, tmp_path):
         json.dumps({"task": "pairs/small", "system": "third", "runs": [{"seed": 1}]}), encoding="utf-8"
     )
     arguments = ("pairs/small", "--results", tmp_path / "rows", "--out", tmp_path / "a.png")
-    status, out, _ = run(capsys, *arguments, "--systems", "second", "first")
-    assert status == 0 and out == f"{tmp_path}/a.png\n"
+    out, _ = ran(curves.main, capsys, *arguments, "--systems", "second", "first")
+    assert out == f"{tmp_path}/a.png\n"
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
-    status, _, error = run(capsys, *arguments)
-    assert status == 2 and "rows of an older version, without curves: third" in error
+    _, error = ran(curves.main, capsys, *arguments, status=2)
+    assert "rows of an older version, without curves: third" in error
 
 
 @pytest.mark.parametrize(
@@ -66,6 +62,6 @@ def test_a_picture_of_the_systems_that_are_named(capsys, tmp_path):
 def test_what_cannot_be_drawn(capsys, tmp_path, monkeypatch, arguments, message):
     monkeypatch.chdir(tmp_path)
     written(tmp_path / "rows", "first")
-    status, out, error = run(capsys, *arguments, "--results", tmp_path / "rows")
-    assert status == 2 and not out and message in error and error.count("\n") == 1
+    out, error = ran(curves.main, capsys, *arguments, "--results", tmp_path / "rows", status=2)
+    assert not out and message in error and error.count("\n") == 1
     assert not list(tmp_path.glob("*.png"))

@@ -14,17 +14,13 @@ from fairseq.sequence_generator import SequenceGenerator
 
 from benchmarks import generation, isolated, machine, report, searches, systems
 from benchmarks.searches import FAIRSEQ, FAST, SearchSettings, TorchSearch
+from tests.benchmarks.conftest import ran
 from tests.generation import translation_toys as toys
 
 SMALL = systems.sized(systems.PRESETS["iwslt_de_en"], True, None, None)
 CPU = torch.device("cpu")
 
 pytestmark = pytest.mark.usefixtures("warm_processes")
-
-
-def run(capsys, *arguments):
-    status = report.run(lambda: generation.main([str(argument) for argument in arguments]))
-    return status, *capsys.readouterr()
 
 
 @pytest.fixture(scope="module")
@@ -45,9 +41,8 @@ def test_quick(capsys, tmp_path):
     file = tmp_path / "generation.json"
     names = [f"{systems.DYNAMIC}, int8", systems.TRANSFORMER]
     chosen = ["--systems", *names, "--beam", 3, "--sentences", 1, 2]
-    status, out, _ = run(capsys, "--quick", "--preset", "multi30k_en_de", "--json", file, *chosen)
+    out, _ = ran(generation.main, capsys, "--quick", "--preset", "multi30k_en_de", "--json", file, *chosen)
     content = json.loads(file.read_text(encoding="utf-8"))
-    assert status == 0
     settings = content["settings"]
     assert [(s["beam"], s["sentences"], s["length"]) for s in settings] == [(3, 1, 5), (3, 2, 5)]
     for setting in settings:
@@ -170,12 +165,12 @@ def test_a_peak_is_of_the_translations_since_it_was_forgotten():
         ("--data x --path a=b --length 7", "--length is for random weights"),
         ("--data x --path a=b --beam 1 5", "one of each with --data"),
         ("--data x --path a=nowhere.pt", "no such file: nowhere.pt"),
-        ("--data x --path a", "NAME=CHECKPOINT, got 'a'"),
+        ("--data x --path a", "NAME=CHECKPOINT, each name once, got 'a'"),
     ],
 )
 def test_refuses(capsys, arguments, message):
-    status, out, error = run(capsys, "--quick", *arguments.split())
-    assert status == 2 and not out and message in error
+    out, error = ran(generation.main, capsys, "--quick", *arguments.split(), status=2)
+    assert not out and message in error
 
 
 # ------------------------------------------------------------------------------------------------ CTranslate2
@@ -268,8 +263,7 @@ def test_trained_models(capsys, tmp_path, data):
     given = [f"{name}={path}" for name, path in paths.items()]
     chosen = ["--systems", "DynamicConv", "DynamicConv, fairseq's search"]
     options = ["--beam", 3, "--sentences", 4, "--latency", 2, "--json", file, *chosen]
-    status, out, error = run(capsys, "--quick", "--data", data, "--path", *given, *options)
-    assert status == 0, error
+    out, _ = ran(generation.main, capsys, "--quick", "--data", data, "--path", *given, *options)
     content = json.loads(file.read_text(encoding="utf-8"))
     assert (content["benchmark"], content["test_sentences"], content["latency_sentences"]) == ("translation", 9, 2)
     found = content["systems"]
@@ -289,8 +283,8 @@ def test_checkpoints_and_data_that_do_not_fit(capsys, tmp_path, data):
     other.mkdir()
     for lang in ("de", "en"):
         (other / f"dict.{lang}.txt").write_text("a 1\nb 1\n", encoding="utf-8")
-    status, _, error = run(capsys, "--data", other, "--path", f"a={path}")
-    assert status == 2 and str(path) in error and "the dictionary does not match the checkpoint" in error
+    _, error = ran(generation.main, capsys, "--data", other, "--path", f"a={path}", status=2)
+    assert str(path) in error and "the dictionary does not match the checkpoint" in error
 
 
 def test_dtypes_of_models_are_those_of_the_machine():

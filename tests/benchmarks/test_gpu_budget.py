@@ -1,7 +1,6 @@
 """The seconds of gpu.sh and gpu_fairseq.sh: a dry run in which everything sleeps, and a call that is killed."""
 
 import json
-import os
 import subprocess
 import sys
 import time
@@ -10,6 +9,7 @@ import types
 import pytest
 import torch
 
+from tests import programs
 from tests.benchmarks.conftest import states
 
 CALLS = [
@@ -56,8 +56,8 @@ def test_when_everything_sleeps_each_part_gets_its_share(stand_in, repository, p
     share, total = shares(repository, "gpu", "timing")
     begin = time.monotonic()
     plan = "-m benchmarks.operators|exec sleep 100\n-c |exec sleep 100\n"
-    done, content, _ = stand_in("gpu", "timing", *peers, plan=plan, LIGHTCONV_GPU_SECONDS=SECONDS)
-    assert done.returncode == 1 and time.monotonic() - begin < SECONDS + LATE + 5  # 5: the last tables import torch
+    _, content, _ = stand_in("gpu", "timing", *peers, plan=plan, LIGHTCONV_GPU_SECONDS=SECONDS, status=1)
+    assert time.monotonic() - begin < SECONDS + LATE + 5  # 5: the last tables import torch
     took = {part["name"]: part["seconds"] for part in content["parts"]}
     assert {part["status"] for part in content["parts"]} == {"out of time"}
     assert list(took) == list(share) and set(content["results"]) == set(share) - {"build"}
@@ -69,7 +69,8 @@ def test_when_everything_sleeps_each_part_gets_its_share(stand_in, repository, p
 def test_what_a_part_does_not_need_the_next_one_has(stand_in, repository):
     share, total = shares(repository, "gpu_fairseq", "generation")
     plan = "benchmarks.generation|exec sleep 100\n"
-    _, content, _ = stand_in("gpu_fairseq", "generation", plan=plan, LIGHTCONV_GPU_SECONDS=10, FAIRSEQ_MISSING=0)
+    environment = {"LIGHTCONV_GPU_SECONDS": 10, "FAIRSEQ_MISSING": 0}
+    _, content, _ = stand_in("gpu_fairseq", "generation", plan=plan, status=1, **environment)
     took = {part["name"]: (part["status"], part["seconds"]) for part in content["parts"]}
     assert [status for status, _ in took.values()] == ["ok", "ok", "out of time", "out of time", "not here"]
     before = took["environment"][1] + took["build"][1]
@@ -80,8 +81,9 @@ def test_what_a_part_does_not_need_the_next_one_has(stand_in, repository):
 
 def test_too_little_time_is_said(stand_in):
     plan = "-c |exec sleep 100\n"
-    done, content, _ = stand_in("gpu", "correctness", "--parts", "build tests", plan=plan, LIGHTCONV_GPU_SECONDS="0")
-    assert done.returncode == 1
+    _, content, _ = stand_in(
+        "gpu", "correctness", "--parts", "build tests", plan=plan, LIGHTCONV_GPU_SECONDS="0", status=1
+    )
     assert states(content) == dict.fromkeys(["build", "tests"], "no time left")
 
 
@@ -103,10 +105,8 @@ def test_a_call_that_is_killed_leaves_the_results_of_its_parts(stand_in, tmp_pat
 
 def test_the_build_part_finds_the_kernels(repository):
     """Its Python is text in a shell script, which no tool checks: here it runs, for the CPU's kernels."""
-    environment = os.environ | {"PYTHON": sys.executable, "PYTHONPATH": str(repository)}
-    command = ["bash", "-c", "source benchmarks/gpu_lib.sh; build cpu"]
-    done = subprocess.run(command, cwd=repository, env=environment, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr
+    command = ("bash", "-c", "source benchmarks/gpu_lib.sh; build cpu")
+    done = programs.run(*command, cwd=repository, timeout=600, PYTHON=sys.executable)
     assert "lightconv_cpu.so: built and loaded in" in done.stdout
 
 

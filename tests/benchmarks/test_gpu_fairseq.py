@@ -3,12 +3,12 @@
 import functools
 import importlib.metadata
 import os
-import subprocess
 import sys
 import zipfile
 
 import pytest
 
+from tests import programs
 from tests.benchmarks.conftest import states
 
 # Not find_spec("pip"): setuptools takes that for a running pip, and leaves its distutils out of this process for good.
@@ -46,8 +46,7 @@ def wheel(folder, name, **files):
 
 
 def test_timing_in_order(script):
-    done, content, calls = script("timing", FAIRSEQ_MISSING=0)
-    assert done.returncode == 0, done.stdout + done.stderr
+    _, content, calls = script("timing", FAIRSEQ_MISSING=0)
     assert content["benchmark"] == "gpu_fairseq_timing"
     assert states(content) == dict.fromkeys(PARTS, "ok") | {"ragged": "not here"}
     assert set(content["results"]) == {"profile", "training", "training_16k", "training_32k"}
@@ -60,8 +59,7 @@ def test_timing_in_order(script):
 
 
 def test_other_steps_in_order(script):
-    done, content, (small, graphs, half, update) = script("steps", FAIRSEQ_MISSING=0)
-    assert done.returncode == 0, done.stdout + done.stderr
+    _, content, (small, graphs, half, update) = script("steps", FAIRSEQ_MISSING=0)
     assert list(states(content)) == ["environment", "build", "small_graphs", "graphs", "half", "update_28"]
     assert small.endswith("--preset multi30k_en_de --repeats 50")  # all systems, with graphs too
     assert graphs.endswith("DynamicConv (ours), CUDA graphs fairseq Transformer, CUDA graphs")
@@ -70,15 +68,14 @@ def test_other_steps_in_order(script):
 
 
 def test_batches_of_real_text(script, data):
-    done, content, (call,) = script("timing", "--parts", "ragged", "--data", data, FAIRSEQ_MISSING=0)
-    assert done.returncode == 0 and states(content) == {"ragged": "ok"} and set(content["results"]) == {"ragged"}
+    _, content, (call,) = script("timing", "--parts", "ragged", "--data", data, FAIRSEQ_MISSING=0)
+    assert states(content) == {"ragged": "ok"} and set(content["results"]) == {"ragged"}
     assert f"--data {data} {BIG} --repeats 50 --systems DynamicConv (ours)" in call
     assert call.endswith("--max-tokens 16384")
 
 
 def test_generation_in_order(script, data, tmp_path):
-    done, content, calls = script("generation", FAIRSEQ_MISSING=0)
-    assert done.returncode == 0, done.stdout + done.stderr
+    _, content, calls = script("generation", FAIRSEQ_MISSING=0)
     assert states(content)["generation"] == "ok" and states(content)["trained"] == "not here"
     call, engine = calls
     assert f"{BIG} --beam 4 --sentences 1 32 256 --repeats 7 --systems DynamicConv (ours)" in call
@@ -87,15 +84,14 @@ def test_generation_in_order(script, data, tmp_path):
     for name in "dynamicconv", "transformer":
         (tmp_path / f"{name}.pt").touch()
     options = ("--parts", "trained", "--data", data, "--checkpoints", tmp_path)
-    done, content, (call,) = script("generation", *options, FAIRSEQ_MISSING=0)
-    assert done.returncode == 0 and states(content) == {"trained": "ok"}
+    _, content, (call,) = script("generation", *options, FAIRSEQ_MISSING=0)
+    assert states(content) == {"trained": "ok"}
     paths = f"DynamicConv={tmp_path}/dynamicconv.pt Transformer={tmp_path}/transformer.pt"
     assert f"--data {data} --path {paths} --device cuda --dtype bfloat16 --beam 4" in call
 
 
 def test_recipes(script, data):
-    done, content, (recipes,) = script("recipes", "--data", data, FAIRSEQ_MISSING=0)
-    assert done.returncode == 0, done.stdout + done.stderr
+    _, content, (recipes,) = script("recipes", "--data", data, FAIRSEQ_MISSING=0)
     assert states(content) == dict.fromkeys(["environment", "build", "recipes"], "ok")
     assert set(content["results"]) == {"recipes"}
     assert (
@@ -104,14 +100,13 @@ def test_recipes(script, data):
 
 
 def test_compiled_layers(script):
-    done, content, (call,) = script("compile", FAIRSEQ_MISSING=0)
-    assert done.returncode == 0 and list(states(content)) == ["environment", "build", "compiled"]
+    _, content, (call,) = script("compile", FAIRSEQ_MISSING=0)
+    assert list(states(content)) == ["environment", "build", "compiled"]
     assert f"{BIG} --repeats 50 --compile-blocks --systems DynamicConv (ours) DynamicConv (ours), compiled" in call
 
 
 def test_rows_are_kept_for_the_next_call(script, data, tmp_path):
-    done, content, (call,) = script("rows", "--data", data, "--configs", "iwslt15_en_vi", FAIRSEQ_MISSING=0)
-    assert done.returncode == 0, done.stdout + done.stderr
+    _, content, (call,) = script("rows", "--data", data, "--configs", "iwslt15_en_vi", FAIRSEQ_MISSING=0)
     assert states(content) == dict.fromkeys(["environment", "build", "rows"], "ok")
     names = "iwslt15_en_vi/dynamicconv iwslt15_en_vi/lightweightconv iwslt15_en_vi/talkconv iwslt15_en_vi/transformer"
     assert f"{names} --data {data} --folder {tmp_path}/a folder/cache/rows --seconds 300 -- common.bf16=true" in call
@@ -119,24 +114,23 @@ def test_rows_are_kept_for_the_next_call(script, data, tmp_path):
 
 def test_what_is_not_there_is_said(script):
     done, content, calls = script("timing")
-    assert done.returncode == 0 and not calls and "no --wheels" in done.stdout
+    assert not calls and "no --wheels" in done.stdout
     assert states(content) == dict.fromkeys(PARTS[:2], "ok") | dict.fromkeys(PARTS[2:], "not here")
     assert "fairseq is not installed" in done.stdout
     done, content, calls = script("recipes")
-    assert done.returncode == 0 and not calls and "no --data: nothing to train on" in done.stdout
+    assert not calls and "no --data: nothing to train on" in done.stdout
     assert states(content)["recipes"] == "not here"
 
 
 def test_a_failure_costs_the_other_parts_nothing(script):
-    done, content, _ = script("timing", plan="benchmarks.training|exit 3\n", FAIRSEQ_MISSING=0)
-    assert done.returncode == 1
+    _, content, _ = script("timing", plan="benchmarks.training|exit 3\n", FAIRSEQ_MISSING=0, status=1)
     failed = dict.fromkeys(["training", "training_16k", "training_32k"], "failed (3)")
     assert states(content) == dict.fromkeys(PARTS[:3], "ok") | failed | {"ragged": "not here"}
 
 
 def test_chosen_parts_updates_and_the_cpu(script, data):
-    done, content, (call,) = script("timing", "--parts", "training", "--device", "cpu", FAIRSEQ_MISSING=0)
-    assert done.returncode == 0 and list(states(content)) == ["training"]
+    _, content, (call,) = script("timing", "--parts", "training", "--device", "cpu", FAIRSEQ_MISSING=0)
+    assert list(states(content)) == ["training"]
     assert "--device cpu --dtype bfloat16 --preset wmt_en_de_big --quick --repeats 50 --systems" in call
     options = ("--parts", "recipes", "--data", data, "--updates", "7", "--device", "cpu", "--configs", "iwslt15_en_vi")
     _, _, (call,) = script("recipes", *options, FAIRSEQ_MISSING=0)
@@ -162,29 +156,21 @@ def test_chosen_parts_updates_and_the_cpu(script, data):
     ],
 )
 def test_wrong_arguments(script, arguments, message):
-    done, content, calls = script(*arguments)
-    assert done.returncode == 2 and message in done.stderr and content is None and not calls
+    done, content, calls = script(*arguments, status=2)
+    assert message in done.stderr and content is None and not calls
 
 
 def test_what_is_no_evidence_needs_a_place(repository):
     """It would replace measurements."""
-    command = [repository / "benchmarks" / "gpu_fairseq.sh", "timing", "--device", "cpu"]
-    environment = {name: value for name, value in os.environ.items() if name != "OUT"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 2 and "--device cpu needs --out DIR: its figures are no evidence" in done.stderr
+    command = (repository / "benchmarks/gpu_fairseq.sh", "timing", "--device", "cpu")
+    done = programs.run(*command, status=2, OUT=None)
+    assert "--device cpu needs --out DIR: its figures are no evidence" in done.stderr
 
 
 def real(repository, tmp_path, wheels):
     """The part `environment` with this test's own Python; what it printed, and the exit status."""
     options = ("timing", "--device", "cpu", "--parts", "environment", "--wheels", wheels, "--out", tmp_path / "out")
-    done = subprocess.run(
-        [repository / "benchmarks" / "gpu_fairseq.sh", *options],
-        env=os.environ | {"PYTHON": sys.executable},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=180,
-    )
+    done = programs.run(repository / "benchmarks/gpu_fairseq.sh", *options, status=None, PYTHON=sys.executable)
     return done.stdout + done.stderr, done.returncode
 
 
@@ -235,15 +221,9 @@ def wheels(repository, tmp_path):
     python.write_text(PIP, encoding="utf-8")
     python.chmod(0o755)
 
-    def run(*arguments, lack=""):
-        return subprocess.run(
-            [repository / "benchmarks" / "wheels.sh", *arguments],
-            env=os.environ
-            | {"CALLS": str(tmp_path / "calls"), "LACK": lack, "PATH": f"{tmp_path}:{os.environ['PATH']}"},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+    def run(*arguments, lack="", status=0):
+        environment = {"CALLS": tmp_path / "calls", "LACK": lack, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+        return programs.run(repository / "benchmarks/wheels.sh", *arguments, status=status, **environment)
 
     return run
 
@@ -251,7 +231,6 @@ def wheels(repository, tmp_path):
 def test_wheels_are_collected_at_pinned_versions(wheels, repository, tmp_path):
     folder = tmp_path / "a new" / "folder"
     done = wheels(folder)
-    assert done.returncode == 0, done.stderr
     call = (tmp_path / "calls").read_text(encoding="utf-8")
     assert "wheel --no-deps" in call and f"--constraint {repository / 'scripts' / 'constraints.txt'}" in call
     names = [path.name.partition("-1.0")[0] for path in folder.glob("*.whl")]
@@ -263,8 +242,8 @@ def test_wheels_are_collected_at_pinned_versions(wheels, repository, tmp_path):
 
 
 def test_a_wheel_that_did_not_come(wheels, tmp_path):
-    done = wheels(tmp_path / "folder", lack="hydra-core")
-    assert done.returncode == 2 and "no wheel of hydra-core came" in done.stderr
+    done = wheels(tmp_path / "folder", lack="hydra-core", status=2)
+    assert "no wheel of hydra-core came" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -278,5 +257,4 @@ def test_a_wheel_that_did_not_come(wheels, tmp_path):
     ],
 )
 def test_wrong_arguments_of_wheels(wheels, arguments, message):
-    done = wheels(*arguments)
-    assert done.returncode == 2 and message in done.stderr
+    assert message in wheels(*arguments, status=2).stderr

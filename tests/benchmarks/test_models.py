@@ -8,13 +8,9 @@ import torch
 pytest.importorskip("fairseq")
 
 from benchmarks import report, systems, timing, training
+from tests.benchmarks.conftest import ran
 
 SMALL = systems.sized(systems.PRESETS["iwslt_de_en"], True, None, None)
-
-
-def run(program, capsys, *arguments):
-    status = report.run(lambda: program.main([str(argument) for argument in arguments]))
-    return status, *capsys.readouterr()
 
 
 @pytest.fixture(scope="module")
@@ -89,9 +85,9 @@ def test_random_batches_are_as_fairseqs_collater_makes_them():
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_training_quick(capsys, tmp_path, dtype):
     file = tmp_path / "training.json"
-    status, out, _ = run(training, capsys, "--quick", "--dtype", dtype, "--json", file)
+    out, _ = ran(training.main, capsys, "--quick", "--dtype", dtype, "--json", file)
     content = json.loads(file.read_text(encoding="utf-8"))
-    assert status == 0 and list(content["systems"]) == list(systems.SYSTEMS)
+    assert list(content["systems"]) == list(systems.SYSTEMS)
     assert content["benchmark"] == "training" and content["dtype"] == dtype
     assert content["tokens_per_batch"] == [24] * 4 and content["vocabulary"] == 100
     cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in out.splitlines() if line.startswith("|")]
@@ -167,8 +163,7 @@ def test_compiled_layers_are_measured_beside_the_others(capsys, tmp_path, monkey
     monkeypatch.setattr(layers, "_compiled", lambda forward: compiled.append(forward) or forward)
     file, chosen = tmp_path / "t.json", [systems.LIGHT, f"{systems.LIGHT}, compiled"]
     options = ("--quick", "--compile-blocks", "--repeats", 1, "--systems", *chosen, "--json", file)
-    status, _, error = run(training, capsys, *options)
-    assert status == 0, error
+    ran(training.main, capsys, *options)
     assert list(json.loads(file.read_text(encoding="utf-8"))["systems"]) == chosen
     # Two warm-up steps, a timed one and one for the memory, of two layers on each side.
     assert len(compiled) == 4 * 4
@@ -176,17 +171,16 @@ def test_compiled_layers_are_measured_beside_the_others(capsys, tmp_path, monkey
 
 def test_only_the_named_systems(capsys, tmp_path):
     file = tmp_path / "t.json"
-    status, out, _ = run(training, capsys, "--quick", "--systems", systems.LIGHT, "--json", file, "--repeats", 3)
+    out, _ = ran(training.main, capsys, "--quick", "--systems", systems.LIGHT, "--json", file, "--repeats", 3)
     content = json.loads(file.read_text(encoding="utf-8"))
-    assert status == 0 and list(content["systems"]) == [systems.LIGHT] and "–" in out
+    assert list(content["systems"]) == [systems.LIGHT] and "–" in out
     assert content["systems"][systems.LIGHT]["calls"] == 3
 
 
 def test_batches_of_a_data_bin_folder(capsys, tmp_path, toy_data):
     file = tmp_path / "t.json"
     arguments = ("--quick", "--data", toy_data, "--max-tokens", 60, "--systems", systems.DYNAMIC, systems.TRANSFORMER)
-    status, _, error = run(training, capsys, *arguments, "--json", file)
-    assert status == 0, error
+    ran(training.main, capsys, *arguments, "--json", file)
     content = json.loads(file.read_text(encoding="utf-8"))
     assert content["data"] == str(toy_data) and 1 < len(content["tokens_per_batch"]) <= 4
     assert 0 < max(content["tokens_per_batch"]) <= 60 and len(set(content["tokens_per_batch"])) > 1
@@ -206,12 +200,12 @@ def test_batches_of_a_data_bin_folder(capsys, tmp_path, toy_data):
     ],
 )
 def test_training_refuses(capsys, arguments, message):
-    status, out, error = run(training, capsys, "--quick", *arguments.split())
-    assert status == 2 and not out and message in error and error.count("\n") == 1
+    out, error = ran(training.main, capsys, "--quick", *arguments.split(), status=2)
+    assert not out and message in error and error.count("\n") == 1
 
 
 def test_a_data_bin_folder_without_a_training_set(capsys, tmp_path):
     for language in ("de", "en"):
         (tmp_path / f"dict.{language}.txt").write_text("a 3\nb 2\n", encoding="utf-8")
-    status, _, error = run(training, capsys, "--quick", "--data", tmp_path)
-    assert status == 2 and error.startswith(f"error: --data: {tmp_path}: ")
+    _, error = ran(training.main, capsys, "--quick", "--data", tmp_path, status=2)
+    assert error.startswith(f"error: --data: {tmp_path}: ")

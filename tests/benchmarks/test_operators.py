@@ -11,6 +11,7 @@ import torch
 from benchmarks import candidates, floors, gpu_peers, naive, operators, report, timing
 from benchmarks.shapes import SETS, Case, parse
 from lightconv_plugin.ops import backends
+from tests.benchmarks.conftest import ran
 
 fairseq = candidates.import_fairseq()
 MODULES = ["fairseq band", "fairseq unfold"] * bool(fairseq)
@@ -22,16 +23,9 @@ EVERYONE = {
 FILTERS = ("lightconv", "dynamicconv")
 
 
-def run(capsys, *arguments):
-    """The exit status of a call, and its two streams."""
-    status = report.run(lambda: operators.main([str(argument) for argument in arguments]))
-    return status, *capsys.readouterr()
-
-
 def test_quick(capsys, tmp_path):
     file = tmp_path / "operators.json"
-    status, out, _ = run(capsys, "--quick", "--json", file)
-    assert status == 0
+    out, _ = ran(operators.main, capsys, "--quick", "--json", file)
     content = json.loads(file.read_text(encoding="utf-8"))
     assert content["benchmark"] == "operators" and content["dtype"] == "float32" and content["quick"]
     assert content["machine"]["versions"]["torch"] == torch.__version__
@@ -62,7 +56,8 @@ def test_bytes_are_at_the_rate_of_the_copies_in_the_rounds_of_their_pass(capsys,
 
     monkeypatch.setattr(floors, "measure", lambda *_, **__: floors.Rates(1e9, 1e9))
     monkeypatch.setattr(timing, "interleaved", interleaved)
-    run(capsys, "--quick", "--no-memory", "--json", file, "--shapes", "9,2,16,4,3", "--operators", "lightconv")
+    case = ("--shapes", "9,2,16,4,3", "--operators", "lightconv")
+    ran(operators.main, capsys, "--quick", "--no-memory", "--json", file, *case)
     (case,) = json.loads(file.read_text(encoding="utf-8"))["cases"]
     copied = {name: of["bytes_as_copy_s"] * 2 * 9 * 2 * 16 * 4 / of["bytes"] for name, of in case["floor"].items()}
     assert copied == pytest.approx({"forward": 2.0, "both": 3.0})
@@ -70,7 +65,8 @@ def test_bytes_are_at_the_rate_of_the_copies_in_the_rounds_of_their_pass(capsys,
 
 def test_the_tables_say_what_the_json_says(capsys, tmp_path):
     file = tmp_path / "o.json"
-    _, out, _ = run(capsys, "--quick", "--json", file, "--shapes", "9,2,16,4,3", "--operators", "lightconv")
+    case = ("--shapes", "9,2,16,4,3", "--operators", "lightconv")
+    out, _ = ran(operators.main, capsys, "--quick", "--json", file, *case)
     (case,) = json.loads(file.read_text(encoding="utf-8"))["cases"]
     ours, floor = case["candidates"]["ours"]["both"]["median_s"], case["floor"]["both"]["seconds"]
     peer = case["candidates"]["conv1d depthwise"]["both"]["median_s"]
@@ -86,9 +82,9 @@ def test_the_tables_say_what_the_json_says(capsys, tmp_path):
 def test_variants_passes_and_types(capsys, tmp_path):
     file = tmp_path / "o.json"
     arguments = "--quick --shapes 8,2,128,2,5c --variants plain glu dropout --passes backward both --dtype bfloat16"
-    status, _, _ = run(capsys, *arguments.split(), "--no-memory", "--without", "our reference", "--json", file)
+    ran(operators.main, capsys, *arguments.split(), "--no-memory", "--without", "our reference", "--json", file)
     cases = json.loads(file.read_text(encoding="utf-8"))["cases"]
-    assert status == 0 and [c["operator"] for c in cases] == ["lightconv"] * 3 + ["dynamicconv"] * 3 + ["talkconv"]
+    assert [c["operator"] for c in cases] == ["lightconv"] * 3 + ["dynamicconv"] * 3 + ["talkconv"]
     assert [c["case"]["glu"] for c in cases[:3]] == [False, True, False]
     assert [c["case"]["dropout"] for c in cases[:3]] == [0, 0, 0.1]
     for case in cases:
@@ -111,14 +107,15 @@ def test_variants_passes_and_types(capsys, tmp_path):
     ],
 )
 def test_wrong_options_are_one_clear_line(capsys, arguments, message):
-    status, out, error = run(capsys, "--quick", *arguments.split())
-    assert status == 2 and not out
+    out, error = ran(operators.main, capsys, "--quick", *arguments.split(), status=2)
+    assert not out
     assert error.count("\n") == 1 and message in error
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")
 def test_a_device_that_is_not_there(capsys):
-    assert run(capsys, "--device", "cuda")[::2] == (2, "error: --device cuda: torch finds no CUDA device here\n")
+    _, error = ran(operators.main, capsys, "--device", "cuda", status=2)
+    assert error == "error: --device cuda: torch finds no CUDA device here\n"
 
 
 @pytest.mark.parametrize("arguments", ["--dtype int8", "--repeats 0", "--repeats x", "--operators conv", "--frob"])
@@ -130,7 +127,7 @@ def test_options_that_do_not_parse(capsys, arguments):
 
 def test_logging_is_left_as_it_was(capsys):
     before = logging.root.manager.disable
-    run(capsys, "--quick", "--operators", "lightconv")
+    ran(operators.main, capsys, "--quick", "--operators", "lightconv")
     assert logging.root.manager.disable == before
 
 
@@ -208,8 +205,8 @@ def test_a_peer_that_computes_something_else_is_named_and_costs_the_others_nothi
     right = candidates.depthwise
     monkeypatch.setattr(candidates, "depthwise", wrong)
     file = tmp_path / "o.json"
-    status, _, error = run(capsys, "--quick", "--operators", "lightconv", "--json", file)
-    assert status == 2 and "liar for lightconv T16 B2 C32 H4 K7: other numbers than ours: relative error" in error
+    _, error = ran(operators.main, capsys, "--quick", "--operators", "lightconv", "--json", file, status=2)
+    assert "liar for lightconv T16 B2 C32 H4 K7: other numbers than ours: relative error" in error
     for case in json.loads(file.read_text(encoding="utf-8"))["cases"]:
         assert set(case["candidates"]["liar"]) == {"error"} and "both" in case["candidates"]["ours"]
 
@@ -231,8 +228,9 @@ def test_a_peer_that_fails_is_named_and_costs_the_others_nothing(when, capsys, m
 
     monkeypatch.setattr(gpu_peers, "named", lambda a, options: {"broken": lambda: broken(a)})
     file = tmp_path / "o.json"
-    status, _, error = run(capsys, "--quick", "--operators", "lightconv", "--no-memory", "--json", file)
-    assert status == 2 and "broken for lightconv T16 B2 C32 H4 K7: RuntimeError: no kernel image" in error
+    options = ("--operators", "lightconv", "--no-memory", "--json", file)
+    _, error = ran(operators.main, capsys, "--quick", *options, status=2)
+    assert "broken for lightconv T16 B2 C32 H4 K7: RuntimeError: no kernel image" in error
     for case in json.loads(file.read_text(encoding="utf-8"))["cases"]:
         assert case["candidates"]["broken"]["error"] == "RuntimeError: no kernel image"
         assert {"forward", "both"} <= set(case["candidates"]["ours"])
@@ -280,9 +278,9 @@ def test_a_peer_without_memory_costs_the_others_nothing(capsys, monkeypatch, tmp
 
     monkeypatch.setattr(candidates, "depthwise", greedy)
     file = tmp_path / "o.json"
-    status, out, _ = run(capsys, "--quick", "--operators", "lightconv", "--json", file)
+    out, _ = ran(operators.main, capsys, "--quick", "--operators", "lightconv", "--json", file)
     case = json.loads(file.read_text(encoding="utf-8"))["cases"][0]
-    assert status == 0 and "greedy: out of memory" in out
+    assert "greedy: out of memory" in out
     assert case["candidates"]["greedy"] == {"error": "out of memory"} and "both" in case["candidates"]["ours"]
 
 

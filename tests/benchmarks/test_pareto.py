@@ -6,17 +6,13 @@ import pytest
 
 pytest.importorskip("fairseq")
 
-from benchmarks import pareto, report, searches
+from benchmarks import pareto, searches
+from tests.benchmarks.conftest import ran
 from tests.benchmarks.test_generation import data  # noqa: F401 (a fixture)
 from tests.generation import translation_toys as toys
 
 ENGINES = [searches.CTRANSLATE2, searches.PYMARIAN]
 pytestmark = pytest.mark.usefixtures("warm_processes")
-
-
-def run(capsys, *arguments):
-    status = report.run(lambda: pareto.main([str(argument) for argument in arguments]))
-    return status, *capsys.readouterr()
 
 
 def names(*arguments):
@@ -79,8 +75,7 @@ def test_measured_and_drawn(capsys, tmp_path, data):  # noqa: F811
     given = [f"{name}={path}" for name, path in paths.items()]
     file, picture = tmp_path / "pareto.json", tmp_path / "pareto.png"
     options = ["--beam", 2, "--threads", 1, 2, "--json", file, "--out", picture, "--systems", *chosen]
-    status, out, error = run(capsys, "--quick", "--data", data, "--path", *given, "--shortlist", table, *options)
-    assert status == 0, error
+    out, _ = ran(pareto.main, capsys, "--quick", "--data", data, "--path", *given, "--shortlist", table, *options)
     content = json.loads(file.read_text(encoding="utf-8"))
     found = {(pareto.named(point), point["threads"]): point for point in content["points"]}
     assert set(found) == {(name, threads) for name in chosen for threads in (1, 2)}
@@ -92,8 +87,8 @@ def test_measured_and_drawn(capsys, tmp_path, data):  # noqa: F811
     before = picture.read_bytes()
     assert before.startswith(b"\x89PNG")
     picture.unlink()
-    status, _, _ = run(capsys, "--draw", file, "--out", picture)
-    assert status == 0 and picture.read_bytes() == before
+    ran(pareto.main, capsys, "--draw", file, "--out", picture)
+    assert picture.read_bytes() == before
 
 
 def test_the_line_does_not_promise_more_than_was_measured(tmp_path, monkeypatch):
@@ -125,8 +120,8 @@ def test_the_line_does_not_promise_more_than_was_measured(tmp_path, monkeypatch)
     ],
 )
 def test_refuses(capsys, arguments, message):
-    status, out, error = run(capsys, *arguments.split())
-    assert status == 2 and not out and message in error
+    out, error = ran(pareto.main, capsys, *arguments.split(), status=2)
+    assert not out and message in error
 
 
 @pytest.mark.parametrize("content", [None, "text", "[]", "{}", '{"benchmark": "bars", "points": [{}]}'])
@@ -134,5 +129,5 @@ def test_draws_only_what_it_has_measured(capsys, tmp_path, content):
     file = tmp_path / "found.json"
     if content is not None:
         file.write_text(content, encoding="utf-8")
-    status, out, error = run(capsys, "--draw", file, "--out", tmp_path / "picture.png")
-    assert status == 2 and not out and error == f"error: --draw: {file} is not a file that --json has written\n"
+    out, error = ran(pareto.main, capsys, "--draw", file, "--out", tmp_path / "picture.png", status=2)
+    assert not out and error == f"error: --draw: {file} is not a file that --json has written\n"

@@ -5,10 +5,11 @@ import json
 import pytest
 import torch
 
-from benchmarks import plots, report
+from benchmarks import plots
 from benchmarks.figures import Result
 from benchmarks.shapes import SETS, Case
 from tests.benchmarks import synthetic
+from tests.benchmarks.conftest import ran
 
 pytest.importorskip("matplotlib")
 
@@ -26,11 +27,6 @@ def sweep(operator="lightconv", **peers):
 
 def content(measured):
     return synthetic.operators(measured, gpu=True, dtype="bfloat16")
-
-
-def run(capsys, *arguments):
-    status = report.run(lambda: plots.main([str(argument) for argument in arguments]))
-    return status, *capsys.readouterr()
 
 
 def test_a_panel_is_a_set_of_cases_that_differ_in_t_and_b():
@@ -95,9 +91,9 @@ def test_pictures_of_both_kinds_of_files(capsys, tmp_path):
     }
     for name, one in files.items():
         (tmp_path / f"{name}.json").write_text(json.dumps(one), encoding="utf-8")
-    status, out, _ = run(capsys, *sorted(tmp_path.glob("*.json")), "--out", tmp_path)
+    out, _ = ran(plots.main, capsys, *sorted(tmp_path.glob("*.json")), "--out", tmp_path)
     pictures = [tmp_path / "cpu_operators.png", tmp_path / "gpu_sweep.png"]
-    assert status == 0 and out.split() == [str(picture) for picture in pictures]
+    assert out.split() == [str(picture) for picture in pictures]
     assert all(picture.read_bytes().startswith(PNG) for picture in pictures)
     assert sorted(tmp_path.glob("*.png")) == pictures
     (panel,) = plots.panels(Result("cpu_operators.json", files["cpu_operators"]))
@@ -136,5 +132,5 @@ def test_labels_do_not_overlap():
 def test_what_cannot_be_drawn(capsys, tmp_path, arguments, message):
     (tmp_path / "a.json").write_text(json.dumps(content(sweep()[:2])), encoding="utf-8")
     (tmp_path / "broken.json").write_text("{", encoding="utf-8")
-    status, out, error = run(capsys, *[argument.format(folder=tmp_path) for argument in arguments])
-    assert status == 2 and not out and message in error and error.count("\n") == 1
+    out, error = ran(plots.main, capsys, *[argument.format(folder=tmp_path) for argument in arguments], status=2)
+    assert not out and message in error and error.count("\n") == 1

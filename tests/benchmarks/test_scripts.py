@@ -1,11 +1,10 @@
 """benchmarks/gpu.sh and cpu.sh: parts, failures, wrong arguments. A stand-in takes Python's place."""
 
 import functools
-import os
-import subprocess
 
 import pytest
 
+from tests import programs
 from tests.benchmarks.conftest import states
 from tests.warm_python import warm_python
 
@@ -30,7 +29,6 @@ def folders(tmp_path):
 
 def test_correctness_in_order(gpu):
     done, content, calls = gpu("correctness")
-    assert done.returncode == 0, done.stdout + done.stderr
     assert content["benchmark"] == "gpu_correctness"
     away = {"memcheck": "not here", "racecheck": "not here"}  # no compute-sanitizer
     assert list(states(content).items()) == [("build", "ok"), ("tests", "ok"), *away.items()]
@@ -41,7 +39,6 @@ def test_correctness_in_order(gpu):
 
 def test_timing_in_order(gpu):
     done, content, calls = gpu("timing")
-    assert done.returncode == 0, done.stdout + done.stderr
     assert [name for name in states(content) if name not in PEERS] == ["build", *MEASURED]
     assert states(content) == dict.fromkeys(["build", *MEASURED], "ok") | dict.fromkeys(PEERS, "not here")
     assert set(content["results"]) == set(MEASURED)
@@ -65,18 +62,16 @@ def test_the_build_cache_stays(gpu, tmp_path):
 
 def test_the_tests_are_shared_out_and_a_failure_in_one_process_counts(gpu):
     done, content, _ = gpu("correctness", "--parts", "tests", plan='-m pytest|echo "share $LIGHTCONV_TEST_SHARE"\n')
-    assert done.returncode == 0
     shares = sorted(line for line in done.stdout.splitlines() if line.startswith("share "))
     assert shares == [f"share {number}/{len(shares)}" for number in range(len(shares))]
     plan = "-m pytest|[[ $LIGHTCONV_TEST_SHARE != 0/* ]] || exit 3\n"
-    done, content, _ = gpu("correctness", "--parts", "tests", plan=plan)
-    assert done.returncode == 1 and states(content) == {"tests": "failed (3)"}
+    done, content, _ = gpu("correctness", "--parts", "tests", plan=plan, status=1)
+    assert states(content) == {"tests": "failed (3)"}
 
 
 def test_a_failure_costs_the_other_parts_nothing(gpu):
     plan = "--shapes gpu|exit 3\n--shapes short|kill -9 $$\n"
-    done, content, _ = gpu("timing", "--parts", "build main short sweep", plan=plan)
-    assert done.returncode == 1
+    done, content, _ = gpu("timing", "--parts", "build main short sweep", plan=plan, status=1)
     assert states(content) == {"build": "ok", "main": "failed (3)", "short": "out of time", "sweep": "ok"}
     assert "| main" in done.stdout and "failed (3)" in done.stdout
     assert set(content["results"]) == {"main", "short", "sweep"}  # what was written before the failure counts
@@ -85,20 +80,20 @@ def test_a_failure_costs_the_other_parts_nothing(gpu):
 def test_peers_are_compiled_while_the_tests_run(gpu, folders):
     options, (fairseq, dynamic, jet) = folders
     done, content, calls = gpu("correctness", *options, plan="gpu_peers|echo compiled\n")
-    assert done.returncode == 0, done.stdout
     assert list(states(content))[-1] == "peers" and states(content)["peers"] == "ok" and "compiled" in done.stdout
     (prepared,) = [call for call in calls if "gpu_peers" in call]
     assert f"--fairseq-source {fairseq} --dynamic-conv1d {dynamic} --jet-nemotron {jet}" in prepared
-    done, content, _ = gpu("correctness", "--parts", "tests peers", *options, plan="gpu_peers|echo no nvcc; exit 1\n")
-    assert done.returncode == 1 and "no nvcc" in done.stdout
+    done, content, _ = gpu(
+        "correctness", "--parts", "tests peers", *options, plan="gpu_peers|echo no nvcc; exit 1\n", status=1
+    )
+    assert "no nvcc" in done.stdout
     assert states(content) == {"tests": "ok", "peers": "failed (1)"}
 
 
 def test_a_peer_that_fails_costs_itself_only(gpu, folders):
     options, (fairseq, dynamic, jet) = folders
     plan = "--dynamic-conv1d|kill -9 $$\n--fairseq-source|exit 1\n"
-    done, content, calls = gpu("timing", "--parts", " ".join(["short", *PEERS, "half"]), *options, plan=plan)
-    assert done.returncode == 1
+    _, content, calls = gpu("timing", "--parts", " ".join(["short", *PEERS, "half"]), *options, plan=plan, status=1)
     failed = {"dynamic_conv1d": "out of time", "jet_nemotron": "ok", "fairseq": "failed (1)"}
     assert states(content) == {"short": "ok", "half": "ok"} | failed
     named = zip((fairseq, dynamic, jet), ("fairseq", "dynamic_conv1d", "jet_nemotron"), strict=True)
@@ -118,53 +113,39 @@ def test_a_peer_that_fails_costs_itself_only(gpu, folders):
     ],
 )
 def test_wrong_arguments(gpu, arguments, message):
-    done, content, calls = gpu(*arguments)
-    assert done.returncode == 2 and message in done.stderr and content is None and not calls
+    done, content, calls = gpu(*arguments, status=2)
+    assert message in done.stderr and content is None and not calls
 
 
 def test_no_gpu(repository, tmp_path):
     program = tmp_path / "python3"
     program.write_text("#!/bin/sh\nexit 1\n", encoding="utf-8")
     program.chmod(0o755)
-    done = subprocess.run(
-        [repository / "benchmarks" / "gpu.sh", "timing", "--out", tmp_path / "out"],
-        env=os.environ | {"PYTHON": str(program)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 2 and "torch finds no CUDA device here" in done.stderr
+    command = (repository / "benchmarks/gpu.sh", "timing", "--out", tmp_path / "out")
+    done = programs.run(*command, status=2, PYTHON=program)
+    assert "torch finds no CUDA device here" in done.stderr
 
 
 @pytest.mark.parametrize("arguments", [["--frobnicate"], ["--out"], ["--quick"]])
 def test_wrong_arguments_of_the_cpus_script(repository, arguments):
-    done = subprocess.run(
-        [repository / "benchmarks" / "cpu.sh", *arguments], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 1 and arguments[0] in done.stderr
+    done = programs.run(repository / "benchmarks/cpu.sh", *arguments, status=1)
+    assert arguments[0] in done.stderr
 
 
 @pytest.mark.parametrize("name", ["cpu.sh", "gpu.sh", "gpu_fairseq.sh", "wheels.sh"])
 def test_help(repository, name):
-    done = subprocess.run([repository / "benchmarks" / name, "--help"], capture_output=True, text=True, check=True)
+    done = programs.run(repository / "benchmarks" / name, "--help")
     assert f"benchmarks/{name} " in done.stdout
 
 
 def test_a_share_of_the_tests(repository):
     """Two processes together run every test once."""
-    plain = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
 
     def collected(share):
         options = ("--collect-only", "-q", "-m", "gpu", "-p", "no:cacheprovider", "tests/gpu/test_torch.py")
-        done = subprocess.run(
-            [warm_python(), "-m", "pytest", *options],
-            cwd=repository,
-            # Plugins of other packages take longer than the rest.
-            env=os.environ | plain | ({"LIGHTCONV_TEST_SHARE": share} if share else {}),
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        # Plugins of other packages take longer than the rest.
+        environment = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": 1, "LIGHTCONV_TEST_SHARE": share or None}
+        done = programs.run(warm_python(), "-m", "pytest", *options, cwd=repository, status=None, **environment)
         return [line for line in done.stdout.splitlines() if "::" in line], done
 
     everything, _ = collected("")

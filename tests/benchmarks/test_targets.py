@@ -4,10 +4,11 @@ import json
 
 import pytest
 
-from benchmarks import report, targets
+from benchmarks import targets
 from benchmarks.figures import Result, read
 from benchmarks.shapes import SETS, Case
 from tests.benchmarks import synthetic
+from tests.benchmarks.conftest import ran
 
 LARGE = SETS["gpu"][3]  # K = 31
 ATTENTION = Case(8192, 8, 1024, 16, 31, causal=True)
@@ -205,16 +206,11 @@ def test_reading_a_folder(tmp_path):
     ]
 
 
-def run(capsys, *arguments):
-    status = report.run(lambda: targets.main([str(argument) for argument in arguments]))
-    return status, *capsys.readouterr()
-
-
 def test_the_table(capsys, tmp_path):
     write(tmp_path, cpu=over_floor(2.5), gpu={"results": {"t": MADE["GPU training", "Transformer"](1.5)}})
-    status, out, _ = run(capsys, tmp_path)
+    out, _ = ran(targets.main, capsys, tmp_path)
     lines = out.splitlines()
-    assert status == 0 and len(lines) == 2 + len(targets.TARGETS) + 2
+    assert len(lines) == 2 + len(targets.TARGETS) + 2
     cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines[2:-2]]
     assert cells[0][2:4] == ["missed", "2.50"] and cells[0][5] == "cpu.json, 2026-01-02"
     assert [row[2:4] for row in cells if row[0].startswith("GPU training")] == [["reached", "1.50"]]
@@ -222,13 +218,13 @@ def test_the_table(capsys, tmp_path):
 
 
 def test_the_results_of_the_repository_can_be_read(capsys):
-    status, out, _ = run(capsys)
-    assert status == 0 and "cpu_operators" in out
+    out, _ = ran(targets.main, capsys)
+    assert "cpu_operators" in out
 
 
 @pytest.mark.parametrize("name", ["nowhere", "broken"])
 def test_what_cannot_be_read(capsys, tmp_path, name):
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "a.json").write_text("{", encoding="utf-8")
-    status, out, error = run(capsys, tmp_path / name)
-    assert status == 2 and not out and str(tmp_path / name) in error
+    out, error = ran(targets.main, capsys, tmp_path / name, status=2)
+    assert not out and str(tmp_path / name) in error
