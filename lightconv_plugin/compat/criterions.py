@@ -12,6 +12,7 @@ from torch import Tensor
 from lightconv_plugin import ops
 from lightconv_plugin.compat.registry import patch
 from lightconv_plugin.ops import backends
+from lightconv_plugin.ops.filters import widen
 
 
 @patch(versions="all versions of fairseq")
@@ -70,7 +71,8 @@ def _words_of_bands_are_ignored() -> bool:
 def adaptive_loss_words() -> None:
     """fairseq's adaptive_loss takes the second word of each later band for padding, so that it is never learned.
 
-    It compares the number of a word within its band with the number of the pad, which only the first band has.
+    It compares the number of a word within its band with the number of the pad, which only the first band has. In half
+    types it also sums the losses in that type: a large batch has an infinite loss in float16, two digits in bfloat16.
     """
     from fairseq import utils
     from fairseq.criterions.adaptive_loss import AdaptiveLoss
@@ -84,11 +86,11 @@ def adaptive_loss_words() -> None:
             return original(self, model, sample, reduce)
         output = model(**sample["net_input"])
         target = model.get_targets(sample, output)
-        loss = output[0].new_zeros(1)
+        loss = widen(output[0].new_zeros(1))
         for i, (logits, words) in enumerate(zip(*softmax(output[0], target.reshape(-1)), strict=True)):
             if words is not None:
                 pad = -100 if i else self.padding_idx
-                loss += F.cross_entropy(logits, words, ignore_index=pad, reduction="sum")
+                loss += widen(F.cross_entropy(logits, words, ignore_index=pad, reduction="none")).sum()
         ntokens = utils.strip_pad(target, self.padding_idx).numel()
         size = len(sample["target"]) if self.sentence_avg else ntokens
         log = {"loss": loss.data, "ntokens": ntokens, "nsentences": len(target), "sample_size": size}

@@ -1,5 +1,7 @@
 """fairseq's criterions: label_smoothing_passes gives its losses and gradients, adaptive_loss_words counts all words."""
 
+import math
+
 import pytest
 import torch
 
@@ -110,3 +112,17 @@ def test_every_word_of_every_band_is_in_the_adaptive_loss(embeddings):
     loss, size, log = AdaptiveLoss(task, sentence_avg=False)(model, sample)
     torch.testing.assert_close(loss, expected.sum().reshape(1))
     assert size == log["ntokens"] == WORDS - 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_the_adaptive_loss_of_a_large_batch_in_half_types(dtype):
+    """A sum in float16 ends at 65,504, and one in bfloat16 has two digits."""
+    model, task = build_lm(**EMBEDDINGS["adaptive-softmax"]), lm_task()
+    model.decoder.adaptive_softmax.to(dtype)
+    features = torch.zeros(1, 30_011, 20, dtype=dtype)  # a word of the first band is one of its 8 or of 2 others
+    model.forward = lambda: (features,)
+    loss, _, log = AdaptiveLoss(task, sentence_avg=False)(
+        model, {"net_input": {}, "target": torch.full((1, 30_011), 5)}
+    )
+    assert loss.dtype == log["loss"].dtype == torch.float32
+    assert loss.item() == pytest.approx(30_011 * math.log(10), rel=4e-3)
