@@ -159,16 +159,16 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["report.md", "report.json", "report.html"])
-def test_a_report_of_something_else_is_left_alone(name, tmp_path, monkeypatch, capsys):
+def test_a_report_of_something_else_is_left_alone(name, tmp_path, monkeypatch, refusal):
     pytest.importorskip("fairseq")
     monkeypatch.setattr(run, "write_corpus", lambda *_: pytest.fail("work has begun"))
     (tmp_path / name).write_text("precious")
-    assert main(["demo", "--work", str(tmp_path)]) == 2
+    text = refusal("demo", "--work", tmp_path)
     said = f"{tmp_path / name} exists and is not from a demo: choose another --work folder"
-    assert said in capsys.readouterr().err and [path.name for path in tmp_path.iterdir()] == [name]
+    assert said in text and [path.name for path in tmp_path.iterdir()] == [name]
     claim(tmp_path / "transformer", "key")
     with pytest.raises(pytest.fail.Exception, match="work has begun"):
-        main(["demo", "--work", str(tmp_path)])
+        refusal("demo", "--work", tmp_path)
 
 
 def test_a_training_without_a_finished_epoch_is_an_error(tmp_path):
