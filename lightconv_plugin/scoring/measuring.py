@@ -231,7 +231,8 @@ def languages_of(
         check_not_raw(data, subset)
         if (data / f"{subset}.idx").is_file():
             raise InputError(
-                f"{data} has {subset} as text of a language model: use lightconv perplexity, or tune --by perplexity"
+                f"{data} has {subset} as text of a language model, without pairs of sentences: lightconv perplexity "
+                "and tune --by perplexity take it"
             )
         raise InputError(f"{data} has no subset {subset}; it has {', '.join(sorted(directions)) or 'none'}")
 

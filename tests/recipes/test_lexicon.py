@@ -135,7 +135,7 @@ def test_what_the_command_refuses(options, said, toy_data, tmp_path, refusal):
 
 def test_data_without_languages(toy_data, tmp_path, refusal):
     words = ["shortlist", str(toy_data.parent / "english"), "--output", str(tmp_path / "out")]
-    assert "has no subset train" in refusal(*words)
+    assert "has train as text of a language model, without pairs of sentences" in refusal(*words)
 
 
 def test_of_several_languages_those_that_are_named(toy_data, tmp_path, capsys, refusal):

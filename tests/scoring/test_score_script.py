@@ -251,7 +251,7 @@ def test_data_without_the_subset(toy_data, files, tmp_path, refusal):
 
 def test_text_of_a_language_model_is_not_called_a_missing_subset(tmp_path):
     (tmp_path / "test.idx").touch()
-    with pytest.raises(InputError, match=r"has test as text of a language model: .* lightconv perplexity"):
+    with pytest.raises(InputError, match=r"has test as text of a language model, .* lightconv perplexity"):
         languages_of(tmp_path, "test")
 
 
