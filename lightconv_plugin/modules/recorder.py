@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Protocol
 
 import torch
 
 Step = Callable[[], None]
+# torch records one graph at a time in a process: before, it waits for the whole device, which breaks another recording.
+_recording = threading.Lock()
 
 
 class Recorder(Protocol):
@@ -44,8 +47,11 @@ class CudaGraphs:
     def record(self, function: Step) -> Step:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.device(self._device):
-            # Threads that load data may use the device meanwhile.
-            with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
+            # Threads that load data or search may use the device meanwhile.
+            with (
+                _recording,
+                torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"),
+            ):
                 function()
             graph.replay()  # capturing runs nothing
         return graph.replay
