@@ -36,6 +36,10 @@ class CudaGraphs:
             self._stream = torch.cuda.Stream()
             self._pool = torch.cuda.graph_pool_handle()
 
+    def __reduce__(self) -> tuple[type[CudaGraphs], tuple[torch.device]]:
+        """For copies: a stream cannot be copied."""
+        return type(self), (self._device,)
+
     def warm_up(self, function: Step) -> None:
         with torch.cuda.device(self._device):
             current = torch.cuda.current_stream()

@@ -1,6 +1,7 @@
 """CUDA graphs without a GPU: what torch has for them is replaced. On a GPU: tests/gpu/test_step.py."""
 
 import contextlib
+import copy
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -36,3 +37,10 @@ def test_threads_record_one_at_a_time():
 
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(record, range(2)))
+
+
+def test_a_copy_has_its_own_stream():
+    """With a deep copy of a Translator."""
+    recorder = CudaGraphs(GPU)
+    copied = copy.deepcopy(recorder)
+    assert copied._device == GPU and copied._stream is not recorder._stream
