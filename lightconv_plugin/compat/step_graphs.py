@@ -49,7 +49,11 @@ def steps_in_graphs() -> None:
         results = graphs.step(sample, optimizer)
         if results is not None:
             return results
-        return original(self, sample, model, criterion, optimizer, update_num)
+        try:
+            return original(self, sample, model, criterion, optimizer, update_num)
+        except torch.OutOfMemoryError:
+            graphs.stop()  # fairseq leaves out this batch; the next one of its size has the memory of the recordings
+            raise
 
     FairseqTask.train_step = train_step
 

@@ -8,14 +8,17 @@ them. A graph launches all of them at once, but it replays the same operations a
 - Steps of the same Kind are the same operations. There are few kinds: the number of steps that are read doubles over
   time, and the number of sentences is halved when half of them are done.
 - The first batch of a size is searched without: a capture costs more than it saves in a single batch.
+- A batch for which there is too little memory is searched again, without graphs and without those of other sizes.
 - Checking whether hypotheses have ended, storing them and moving sentences stay outside the graphs.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -28,6 +31,7 @@ from lightconv_plugin.generation.steps import StepModel, rounded
 from lightconv_plugin.modules.recorder import Recorder, Step
 from lightconv_plugin.modules.transformer import EncoderDecoder
 
+_logger = logging.getLogger("lightconv_plugin")
 _SIZES = 4
 _LEAST_ROOM = 32
 
@@ -56,6 +60,7 @@ class CapturedSearch:
         self._options, self._recorder, self._sizes = options, recorder, sizes
         self._searches: OrderedDict[tuple[int, ...], _Recorded] = OrderedDict()
         self._at_once, self._seen = from_batch == 1, set[tuple[int, ...]]()
+        self._too_large = set[tuple[int, ...]]()  # sizes for whose recordings there is too little memory
         self._turn = threading.Lock()  # batches of a size share their tensors
 
     def __getstate__(self) -> dict[str, Any]:
@@ -78,9 +83,33 @@ class CapturedSearch:
     ) -> Hypotheses:
         room = max(_LEAST_ROOM, power_of_two(max_len + 1))
         size = (*rounded(source), room)
-        records = self._at_once or size in self._seen
+        records = (self._at_once or size in self._seen) and size not in self._too_large
         self._seen.add(size)
-        columns = room if records else None
+        find = partial(self._find, size, source, lengths, max_len, prefix, begin)
+        try:
+            return find(records=records)
+        except torch.OutOfMemoryError:
+            if not (records or self._searches):
+                raise
+            _logger.warning(
+                "too little memory for CUDA graphs: batches of %d × %d words are searched without", *size[:2]
+            )
+            self._searches.clear()
+            self._too_large.add(size)
+        return find(records=False)  # here, where the error does not keep what the first search has
+
+    def _find(
+        self,
+        size: tuple[int, ...],
+        source: Tensor,
+        lengths: Tensor,
+        max_len: int,
+        prefix: Tensor | None,
+        begin: int | None,
+        *,
+        records: bool,
+    ) -> Hypotheses:
+        columns = size[-1] if records else None
         states = [model.start(source, self._options.beam_size, columns) for model in self._models]
         search = Search(
             self._models, states, lengths, self._options, max_len, prefix=prefix, begin=begin, columns=columns

@@ -9,10 +9,13 @@ addresses, for a batch of the same size:
 - Gradients stay in place from one update to the next. The update itself is not part of the graph.
 - The first step of a size runs normally, the second is recorded, and the others repeat the recording. When there are
   as many sizes as are kept, batches of other sizes are computed normally, one operation at a time.
+- Recordings keep the memory of the largest step, which no other batch can use. Where a batch that is computed normally
+  does not fit beside them, there are none from then on.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MethodType
@@ -35,6 +38,8 @@ from torch.utils._pytree import tree_leaves
 from lightconv_plugin.errors import InputError
 from lightconv_plugin.models.encoder_decoder import MixerEncoder
 from lightconv_plugin.modules.recorder import Recorder, Step
+
+logger = logging.getLogger(__name__)
 
 SIZES = 64
 _BATCH = {"id", "nsentences", "ntokens", "net_input", "target"}
@@ -86,7 +91,9 @@ class StepGraphs:
         self._gradients: dict[nn.Parameter, Tensor] = {}
 
     def step(self, sample: Mapping[str, Any], optimizer: Any) -> tuple[Tensor, Any, dict[str, Any]] | None:
-        """Add the gradients of a batch to the parameters' `grad`. None, and nothing is done, for a size too many.
+        """Add the gradients of a batch to the parameters' `grad`.
+
+        None, and nothing is added, for a size too many or if there is too little memory.
 
         Args:
             sample: fairseq's batch, on the model's device.
@@ -113,13 +120,25 @@ class StepGraphs:
         if scaler is not None:
             kept.scale_by(float(scaler.loss_scale))
         self._place_gradients()
-        self._run(kept)
+        try:
+            self._run(kept)
+        except torch.OutOfMemoryError:
+            self.stop()
+            return None
         for parameter in self._model.parameters():
             if parameter.grad is not None:
                 self._gradients.setdefault(parameter, parameter.grad)
         if hasattr(optimizer, "_needs_sync"):  # what fairseq's backward does beside it
             optimizer._needs_sync = True
         return self._results(kept, sample)
+
+    def stop(self) -> None:
+        """Drop all recordings, for their memory, and record nothing from now on."""
+        if self._sizes:
+            logger.warning("CUDA graphs: too little memory for recordings: from now on no training step is recorded")
+        self._sizes = 0
+        self._recorded.clear()
+        self._gradients.clear()
 
     def _padded(self, sample: Mapping[str, Any]) -> dict[str, Any]:
         inputs, target = sample["net_input"], sample["target"]
@@ -165,17 +184,28 @@ class StepGraphs:
         if size.replay is not None:
             size.replay()
         elif not size.out:
-            self._recorder.warm_up(function)
+            self._warm_up(function)
         else:
             try:
                 with _Outside() as outside:
                     size.replay = self._recorder.record(function)
-            except torch.OutOfMemoryError:  # fairseq's Trainer skips the batch; the next one of the size is recorded
+            except torch.OutOfMemoryError:
                 raise
             except RuntimeError as error:
                 names = f"{type(self._model).__name__} with {type(self._criterion).__name__}"
                 raise InputError(f"CUDA graphs: a training step of {names} cannot be recorded: {error}") from error
             size.outside = outside.tensors
+
+    def _warm_up(self, function: Step) -> None:
+        """Run a step for the first time; without enough memory, the gradients stay as they were."""
+        parameters = list(self._model.parameters())
+        before = [None if parameter.grad is None else parameter.grad.clone() for parameter in parameters]
+        try:
+            self._recorder.warm_up(function)
+        except torch.OutOfMemoryError:
+            for parameter, gradient in zip(parameters, before, strict=True):
+                parameter.grad = gradient
+            raise
 
     def _results(self, size: _Size, sample: Mapping[str, Any]) -> tuple[Tensor, Any, dict[str, Any]]:
         sentences, tokens = sample["target"].size(0), sample["ntokens"]

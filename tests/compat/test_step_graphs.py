@@ -1,6 +1,7 @@
 """steps_in_graphs: who asks for it trains with recorded steps, and gets the same model."""
 
 import contextlib
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -66,6 +67,20 @@ def test_forward_hooks_are_called(monkeypatch):
             module.register_forward_hook(lambda module, *_: seen.append(module))
         trainer.train_step(batches)
     assert recordings.replayed == 1 and {model, model.encoder, model.decoder.layers[0]} <= set(seen)
+
+
+def test_recordings_make_room_for_a_batch_that_is_computed_normally(monkeypatch):
+    """fairseq's Trainer leaves out the batch, and would do so with every other one of its size."""
+
+    def full(*given):
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    monkeypatch.setattr(FairseqTask, "train_step", full)
+    stopped, loss = [], criterion()
+    vars(loss)["step_graphs"] = SimpleNamespace(step=lambda *given: None, stop=lambda: stopped.append(True))
+    with patched(monkeypatch, Recordings()), pytest.raises(torch.OutOfMemoryError):
+        FairseqTask.train_step(None, {}, build(**LEARNED), loss, None, 0)
+    assert stopped
 
 
 @pytest.mark.parametrize("value, needed", [("", False), ("0", False), ("1", True)])

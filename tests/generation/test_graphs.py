@@ -8,6 +8,7 @@ import copy
 import random
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from unittest import mock
 
 import pytest
 import torch
@@ -169,6 +170,40 @@ def test_searches_of_one_size_at_the_same_time():
         random_models.assert_same(one, other)
         random_models.assert_same(one, case.search(copied), "copied,")
     assert copied.captured._searches.keys() == search.captured._searches.keys()
+
+
+@pytest.mark.parametrize("owner, what", [(Recordings, "warm_up"), (Recordings, "record"), (StepModel, "start")])
+def test_without_memory_for_recordings_a_batch_is_searched_normally(owner, what, monkeypatch, caplog):
+    """Batches of its size are, from then on; those of others are recorded anew."""
+    model = build_model(pair("dynamic"))
+    words = model.config.encoder.vocab_size
+    small, large = (Case([model], OPTIONS, random_batch(random.Random(n), n, 9, words), 20) for n in (2, 8))
+    search, original, expected = Captured([model], OPTIONS), getattr(owner, what), large.search(TorchSearch)
+    small.search(search)
+
+    def full(*given, **more):
+        if search.captured._searches:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return original(*given, **more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, what, full)
+        random_models.assert_same(expected, large.search(search))
+    assert not search.captured._searches and caplog.text.count("too little memory") == 1
+    recorded = search.recordings.recorded
+    random_models.assert_same(expected, large.search(search))
+    assert search.recordings.recorded == recorded
+    random_models.assert_same(small.search(TorchSearch), small.search(search))
+    assert search.recordings.recorded > recorded
+
+
+def test_without_memory_for_a_normal_search_there_is_none(monkeypatch):
+    model = build_model(pair("dynamic"))
+    search = Captured([model], OPTIONS, from_batch=2)
+    monkeypatch.setattr(StepModel, "start", mock.Mock(side_effect=torch.OutOfMemoryError))
+    with pytest.raises(torch.OutOfMemoryError):
+        Case([model], OPTIONS, torch.tensor([[5, EOS]]), 9).search(search)
+    assert StepModel.start.call_count == 1
 
 
 def test_bfloat16():

@@ -258,25 +258,38 @@ def test_a_criterion_may_change_its_batch():
 
 
 class Full(Recordings):
-    """The memory is full when something is recorded for the first time."""
+    """The memory is full when the second size is warmed up, or when it is recorded."""
+
+    def __init__(self, when):
+        super().__init__()
+        self._when, self.warmed_up = when, 0
+
+    def warm_up(self, function):
+        super().warm_up(function)
+        self.warmed_up += 1
+        if (self._when, self.warmed_up) == ("warm up", 2):
+            raise torch.OutOfMemoryError("CUDA out of memory.")
 
     def record(self, function):
-        if not self.recorded:
-            self.recorded += 1
+        if (self._when, self.recorded) == ("record", 1):
             raise torch.OutOfMemoryError("CUDA out of memory.")
         return super().record(function)
 
 
-def test_a_recording_that_runs_out_of_memory_is_tried_again():
-    """fairseq's Trainer skips a batch for which the memory is too small, if it sees this very error."""
-    model = build(**LEARNED, **STILL).double().train()
-    graphs = StepGraphs(model, criterion(), recorder=Full(), pad=PAD, left_pad_source=True)
-    graphs.step(BATCHES[0], PLAIN)
-    with pytest.raises(torch.OutOfMemoryError):
-        graphs.step(BATCHES[0], PLAIN)
-    wanted = plain_step(model, criterion(), BATCHES[0])[0]
-    for _ in range(2):
-        torch.testing.assert_close(graphs.step(BATCHES[0], PLAIN)[0], wanted)
+@pytest.mark.parametrize("when, left", [("warm up", 3), ("record", 2)])
+def test_without_memory_for_recordings_batches_are_computed_normally(when, left, caplog):
+    """fairseq's Trainer would leave out the whole update, and every other one with a batch of this size."""
+    model, loss = build(**LEARNED, **STILL).double().train(), criterion()
+    graphs = StepGraphs(model, loss, recorder=Full(when), pad=PAD, left_pad_source=True)
+    batches = [BATCHES[i] for i in (0, 1, 3, 2, 2, 0)]
+    for batch in batches:
+        plain_step(model, loss, batch)
+    wanted = gradients(model)
+    model.zero_grad(set_to_none=True)
+    normally = [batch for batch in batches if graphs.step(batch, PLAIN) is None and plain_step(model, loss, batch)]
+    torch.testing.assert_close(gradients(model), wanted, rtol=1e-4, atol=1e-6)
+    assert len(normally) == left and not graphs._recorded
+    assert caplog.text.count("too little memory") == 1
 
 
 class Counting(LabelSmoothedCrossEntropyCriterion):
