@@ -60,7 +60,7 @@ def fitting(config: Path, batch: Batch, save_dir: Path, overrides: Sequence[str]
     """max_tokens for the first device of this machine; a process of its own tries the sizes.
 
     `save_dir`/micro_batch.json keeps what was found. A training that is resumed on the same device does not try again,
-    unless its model, criterion, optimizer or precision are others.
+    unless something else that takes memory is another (trial.digest).
 
     Args:
         overrides: those of the training, with absolute paths

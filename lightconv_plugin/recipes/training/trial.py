@@ -99,6 +99,9 @@ class Updates:
 
     def needed(self, max_tokens: int) -> float:
         """The bytes that updates with batches of so many tokens take; infinity if there are fewer."""
+        vars(self.trainer.criterion).pop(
+            "step_graphs", None
+        )  # those of another size, which take memory or are given up
         self.memory.start()
         try:
             for batch in 2 * self.demanding(max_tokens):  # the optimizer's state exists after the first update
@@ -126,7 +129,10 @@ def digest(cfg: Any) -> str:
 
     groups = OmegaConf.to_container(cfg)
     precision = {key: value for key, value in groups["common"].items() if re.search("fp16|bf16|amp", key)}
-    computed = [precision, *(groups[name] for name in ("task", "model", "criterion", "optimizer"))]
+    spread = {key: groups["distributed_training"][key] for key in ("ddp_backend", "zero_sharding")}
+    variables = {name: os.environ.get(name) for name in ("LIGHTCONV_BACKEND", "LIGHTCONV_GRAPHS")}
+    whole = [groups[name] for name in ("task", "model", "criterion", "optimizer", "ema")]
+    computed = [precision, spread, variables, *whole]
     return hashlib.sha256(json.dumps(computed, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 

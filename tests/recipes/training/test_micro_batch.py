@@ -3,13 +3,17 @@
 import json
 import shutil
 import sys
-from dataclasses import replace
-from types import MappingProxyType
+from dataclasses import asdict, replace
+from types import MappingProxyType, SimpleNamespace
+from unittest import mock
 
 import numpy as np
 import pytest
+from omegaconf import OmegaConf
 
 pytest.importorskip("fairseq", reason="fairseq is not installed")
+
+from fairseq.dataclass.configs import FairseqConfig
 
 from lightconv_plugin.cli.main import main
 from lightconv_plugin.errors import InputError
@@ -17,6 +21,7 @@ from lightconv_plugin.recipes.training import micro_batch
 from lightconv_plugin.recipes.training.batch import Batch
 from lightconv_plugin.recipes.training.micro_batch import MOST, fitting, largest, sizes_of
 from lightconv_plugin.recipes.training.plan import largest_batch, make_plan, plan
+from lightconv_plugin.recipes.training.trial import Updates, digest
 from tests import fairseq_cli
 from tests.compat.fairseq_runs import losses
 from tests.memory import reset_peak
@@ -159,6 +164,33 @@ def test_a_training_finds_its_batch_once(tmp_path, capfd, monkeypatch):
     assert not (tmp_path / "other").exists()
     several = ["distributed_training.distributed_world_size=2"]  # fairseq's default where there are two GPUs
     assert fitting(config, batch, tmp_path / "another", several) == 80
+
+
+@pytest.mark.parametrize(
+    "option",
+    ["ema.store_ema=true", "distributed_training.ddp_backend=fully_sharded", "distributed_training.zero_sharding=os"],
+)
+def test_what_takes_memory_is_another_training(option):
+    usual = OmegaConf.create(asdict(FairseqConfig()))
+    other = OmegaConf.merge(usual, OmegaConf.from_dotlist(["common.seed=7"]))
+    assert digest(other) == digest(usual) != digest(OmegaConf.merge(usual, OmegaConf.from_dotlist([option])))
+
+
+@pytest.mark.parametrize("name, value", [("LIGHTCONV_GRAPHS", "1"), ("LIGHTCONV_BACKEND", "reference")])
+def test_what_the_environment_makes_take_memory_is_another_training(name, value, monkeypatch):
+    config = OmegaConf.create(asdict(FairseqConfig()))
+    usual = digest(config)
+    monkeypatch.setenv(name, value)
+    assert digest(config) != usual
+
+
+def test_a_trial_begins_without_the_recordings_of_another():
+    """They take memory, or were given up because batches were too large."""
+    updates = Updates.__new__(Updates)
+    updates.memory, updates._exchanged = mock.Mock(most=lambda: 5), 0
+    updates.trainer, updates.demanding = mock.Mock(), lambda max_tokens: []
+    updates.trainer.criterion = SimpleNamespace(step_graphs=object())
+    assert updates.needed(100) == 5 and not vars(updates.trainer.criterion)
 
 
 @pytest.mark.parametrize(
