@@ -58,7 +58,8 @@ class StepGraphs:
     Args:
         model: its weights must stay at the same addresses, and its forward pass must neither wait for the device nor
             decide by numbers of Python that change from step to step.
-        criterion: one that logs nothing but tensors and the numbers of tokens and sentences.
+        criterion: one that logs nothing but tensors and the numbers of tokens and sentences, and whose sample size is
+            one of these: that of sentences with sentence_avg.
         recorder: CudaGraphs, or a replacement for it.
         pad: the dictionary's index of padding.
         left_pad_source, left_pad_target: pads of source or target sentences are on their left.
@@ -177,7 +178,8 @@ class StepGraphs:
 
     def _run(self, size: _Size) -> None:
         def function() -> None:
-            loss, _, logged = self._criterion(self._model, size.given())
+            loss, sample_size, logged = self._criterion(self._model, size.given())
+            self._check_sample_size(sample_size, size.sample)
             (loss if size.scale is None else loss * size.scale).backward()
             size.keep(loss, logged)
 
@@ -206,6 +208,17 @@ class StepGraphs:
             for parameter, gradient in zip(parameters, before, strict=True):
                 parameter.grad = gradient
             raise
+
+    def _check_sample_size(self, found: Any, sample: Mapping[str, Any]) -> None:
+        """The number by which fairseq divides gradients is not in the recording: `_results` knows that of the batch."""
+        what, known = "tokens", [sample["ntokens"]]
+        if getattr(self._criterion, "sentence_avg", False):  # with or without those that are added
+            what, known = "sentences", [sample["nsentences"], len(sample["target"])]
+        if isinstance(found, Tensor) or found not in known:
+            name, came = type(self._criterion).__name__, "a tensor" if isinstance(found, Tensor) else found
+            raise InputError(
+                f"CUDA graphs: the sample size of {name} must be the number of {what}, {known[0]}, got {came}"
+            )
 
     def _results(self, size: _Size, sample: Mapping[str, Any]) -> tuple[Tensor, Any, dict[str, Any]]:
         sentences, tokens = sample["target"].size(0), sample["ntokens"]

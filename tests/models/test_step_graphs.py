@@ -298,6 +298,25 @@ class Counting(LabelSmoothedCrossEntropyCriterion):
         return loss, size, logged | {"longest": sample["target"].shape[1]}
 
 
+class OfSize(LabelSmoothedCrossEntropyCriterion):
+    """Divides the gradients by something else: `size` of the batch."""
+
+    def forward(self, model, sample, reduce=True):
+        loss, _, logged = super().forward(model, sample, reduce)
+        return loss, self.size(sample), logged
+
+
+def of_size(size, **options):
+    loss = criterion(OfSize, **options)
+    loss.size = size
+    return loss
+
+
+def test_a_criterion_may_take_the_sentences_of_the_batch_for_its_size():
+    model = build(**LEARNED, **STILL).double().train()
+    compare(model, of_size(lambda sample: sample["nsentences"], sentence_avg=True), BATCHES)
+
+
 @pytest.mark.parametrize(
     "options, loss, change, optimizer, message",
     [
@@ -306,6 +325,15 @@ class Counting(LabelSmoothedCrossEntropyCriterion):
         ({}, criterion(), {"prefix": 0}, PLAIN, "batches have prefix"),
         ({}, criterion(Counting), {}, PLAIN, "Counting logs longest"),
         ({}, criterion(report_accuracy=True), {}, PLAIN, "logs n_correct, total"),
+        (
+            *({}, of_size(lambda sample: sample["nsentences"]), {}, PLAIN),
+            r"the sample size of OfSize must be the number of tokens, \d\d, got 3$",
+        ),
+        (
+            *({}, of_size(lambda sample: sample["ntokens"], sentence_avg=True), {}, PLAIN),
+            r"OfSize must be the number of sentences, 3, got \d\d$",
+        ),
+        ({}, of_size(lambda sample: sample["target"].ne(PAD).sum()), {}, PLAIN, "number of tokens, .* got a tensor"),
     ],
 )
 def test_what_cannot_be_recorded_is_refused(options, loss, change, optimizer, message):
