@@ -45,6 +45,9 @@ _FILES = re.compile(
     r"|task\.generation_shortlist"
 )
 
+# The options that give fairseq's last checkpoint another name.
+_OTHER_LAST = ("checkpoint.checkpoint_suffix", "distributed_training.use_sharded_state")
+
 
 def read_config(path: Path) -> dict[str, Any]:
     """The option groups of a configuration, checked as far as possible without fairseq.
@@ -105,6 +108,9 @@ def plan(
     folders = [(base / place).resolve() for place in places.split(":")]  # fairseq uses several in turn, by epoch
     base, place = value_of("checkpoint.save_dir")
     save_dir = (base / place).resolve()
+    for key in _OTHER_LAST:
+        if str(value := setting(config, given, key)).lower() not in ("none", "false"):
+            raise ValueError(f"{key} is not supported, got: {value}; a training goes on from checkpoint_last.pt")
     subset = setting(config, given, "dataset.train_subset") or "train"
     for data in folders:
         if not data.is_dir():

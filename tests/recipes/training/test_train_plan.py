@@ -196,6 +196,22 @@ def test_missing_data_and_settings_are_named(config, tmp_path):
         plan(config, [], 1, tmp_path / "root", tmp_path)
 
 
+@pytest.mark.parametrize(
+    "key, value, none",
+    [("checkpoint.checkpoint_suffix", "-b", "''"), ("distributed_training.use_sharded_state", "true", "false")],
+)
+def test_other_names_of_the_last_checkpoint_are_refused(key, value, none, config, tmp_path):
+    """Restarts and the repair of a checkpoint know this one."""
+    said = re.escape(f"{key} is not supported, got: {value}; a training goes on from checkpoint_last.pt")
+    with pytest.raises(ValueError, match=said):
+        plan(config, [f"{key}={value}"], 1, tmp_path / "root", tmp_path)
+    group, option = key.split(".")
+    config.setdefault(group, {})[option] = yaml.safe_load(value)
+    with pytest.raises(ValueError, match=re.escape(f"{key} is not supported")):
+        plan(config, [], 1, tmp_path / "root", tmp_path)
+    plan(config, [f"{key}={none}"], 1, tmp_path / "root", tmp_path)
+
+
 def test_raw_text_is_trained_on_if_that_is_asked_for(config, tmp_path):
     (tmp_path / "raw").mkdir()
     (tmp_path / "raw/train.de-en.de").touch()
