@@ -99,9 +99,7 @@ class Updates:
 
     def needed(self, max_tokens: int) -> float:
         """The bytes that updates with batches of so many tokens take; infinity if there are fewer."""
-        vars(self.trainer.criterion).pop(
-            "step_graphs", None
-        )  # those of another size, which take memory or are given up
+        vars(self.trainer.criterion).pop("step_graphs", None)  # of another size: they take memory, or are given up
         self.memory.start()
         try:
             for batch in 2 * self.demanding(max_tokens):  # the optimizer's state exists after the first update
