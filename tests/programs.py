@@ -6,12 +6,13 @@ import subprocess
 from tests import ROOT
 
 
-def run(*command, status=0, cwd=None, input=None, timeout=300, **environment):
+def run(*command, status=0, cwd=None, input=None, timeout=300, env=None, **environment):
     """The program once it has ended, its output as text. Python finds this checkout's modules first.
 
-    status: how it must end; None for any way. environment: variables that differ from this process's; None removes one.
+    status: how it must end; None for any way. env, environment: variables that differ from this process's; None removes
+        one.
     """
-    variables = {**os.environ, "PYTHONPATH": ROOT, **environment}
+    variables = {**os.environ, "PYTHONPATH": ROOT, **(env or {}), **environment}
     done = subprocess.run(
         [*map(str, command)],
         cwd=cwd,

@@ -37,8 +37,8 @@ def run_script():
 
     def run(name, *arguments, env=None, **options):
         # Of this process's variables, only those that are passed on.
-        environment = dict.fromkeys(os.environ) | (env or script_environment())
-        return programs.run(ROOT / "scripts" / name, *arguments, **environment, **options)
+        environment = {"PYTHONPATH": None} | dict.fromkeys(os.environ) | (env or script_environment())
+        return programs.run(ROOT / "scripts" / name, *arguments, env=environment, **options)
 
     return run
 

@@ -39,7 +39,7 @@ def test_tools_get_names_as_they_are(script, name, tmp_path):
     (place / f"{name}data/test.de-en.en.idx").write_text("x")
     arguments = [argument.format(run=f"{name}run", data=f"{name}data") for argument in CALLS[script]]
     environment = script_environment(LIGHTCONV_PYTHON=str(python), RECORD=str(tmp_path / "record"))
-    programs.run(ROOT / "scripts" / script, *arguments, cwd=place, PYTHON=None, **environment)
+    programs.run(ROOT / "scripts" / script, *arguments, cwd=place, env=environment, PYTHON=None)
     given = (tmp_path / "record").read_text().split("\0")
     dash = "./" if script == "average.sh" else ""  # the other commands look for themselves
     whole = [dash * argument.startswith("-") + argument for argument in arguments if argument != "2"]

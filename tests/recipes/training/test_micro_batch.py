@@ -179,6 +179,7 @@ def test_what_takes_memory_is_another_training(option):
 @pytest.mark.parametrize("name, value", [("LIGHTCONV_GRAPHS", "1"), ("LIGHTCONV_BACKEND", "reference")])
 def test_what_the_environment_makes_take_memory_is_another_training(name, value, monkeypatch):
     config = OmegaConf.create(asdict(FairseqConfig()))
+    monkeypatch.delenv(name, raising=False)
     usual = digest(config)
     monkeypatch.setenv(name, value)
     assert digest(config) != usual
