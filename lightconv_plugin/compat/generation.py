@@ -187,7 +187,7 @@ def replaced_unknowns() -> None:
     """fairseq's --replace-unk fails at the first unknown word of a translation, with an alignment or without.
 
     It expects the position of a source word for each word, and --print-alignment gives pairs of positions. Here these
-    are read, and an error says that they are missing.
+    are read, and an error says that they are missing, or are of other words because pieces have been joined.
     """
     from fairseq import utils
 
@@ -201,6 +201,8 @@ def replaced_unknowns() -> None:
         if not alignment:  # of a source without words
             return hypo_str
         sources = [source for source, _ in sorted(alignment, key=lambda pair: pair[1])]
+        if len(sources) != len(hypo_str.split()) or max(sources) > len(src_str.split()):
+            raise ValueError("--replace-unk counts the dictionary's words: leave out --post-process (--remove-bpe)")
         return original(hypo_str, src_str, sources, align_dict, unk)
 
     utils.replace_unk = replace_unk

@@ -122,10 +122,12 @@ class Digests:
 
 
 def _place(output: Path) -> Path:
-    """Where an output is: what it leads to if it is a link, such as one to a larger disk."""
-    place = Path(os.path.realpath(output)) if output.is_symlink() else output
+    """Where an output is: a folder that is linked, such as one on a larger disk, where the link leads."""
+    place = Path(os.path.realpath(output)) if output.is_symlink() and output.is_dir() else output
     if os.path.ismount(place):
         raise CorpusError(f"{output} is a mount point, which cannot be replaced: link a folder in it instead")
+    if place != output and (place.parent / STAMPS).exists():
+        raise CorpusError(f"{output} leads to {place}, which is another preparation's: remove the link")
     return place
 
 
@@ -182,7 +184,7 @@ class Steps:
         written with the suffix `.tmp` and renamed when the step has succeeded; one that is a link is replaced where
         it leads.
 
-        Raises CorpusError, before the work, for an output that is a mount point.
+        Raises CorpusError, before the work, for an output that is a mount point or leads to another preparation's.
         """
         depends = {"params": dict(params), "inputs": self._listing(inputs)}
         if self._is_done(

@@ -88,7 +88,8 @@ def task_of(state: dict[str, Any]) -> dict[str, Any]:
         model = cfg["model"]
         if isinstance(model, argparse.Namespace):  # of fairseq's older architectures
             model = vars(model)
-        return {**cfg["task"], "max_target_positions": model.get("max_target_positions")}
+        options = ("max_target_positions", "decoder_learned_pos")
+        return {**cfg["task"], **{name: model.get(name) for name in options}}
     return vars(state["args"])
 
 
@@ -99,7 +100,9 @@ def plain(value: Any) -> str:
 
 def positions(task: dict[str, Any]) -> int:
     """The longest sample that a model trained on `task` scores. fairseq-eval-lm skips longer ones."""
-    return int(task.get("max_target_positions") or task["tokens_per_sample"])
+    longest = int(task.get("max_target_positions") or task["tokens_per_sample"])
+    # As in models/language_model.py: fairseq does not count the <s> of a sample.
+    return longest - 1 if task.get("decoder_learned_pos") and task.get("add_bos_token") else longest
 
 
 def samples(task: dict[str, Any]) -> list[str]:

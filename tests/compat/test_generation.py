@@ -167,6 +167,9 @@ def test_replaced_unknowns_are_the_aligned_words_of_the_source():
         with pytest.raises(ValueError, match="--replace-unk needs --print-alignment hard"):
             utils.replace_unk("a <unk>", "x", nothing, {}, "<unk>")
     assert utils.replace_unk("<unk>", "", [], {}, "<unk>") == "<unk>"
+    for joined in ("ab <unk>", "x"), ("a b <unk>", "x"):  # pieces of the target, or of the source
+        with pytest.raises(ValueError, match="--replace-unk counts the dictionary's words"):
+            utils.replace_unk(*joined, [(0, 0), (1, 1), (2, 2)], {}, "<unk>")
 
 
 BLOCK = """

@@ -117,16 +117,25 @@ def linked(setting):
     return run, root, disk
 
 
-def test_an_output_that_is_linked_is_replaced_where_it_is(linked):
+def test_a_folder_that_is_linked_is_replaced_where_it_is(linked):
     run, root, disk = linked
     assert run() is False
     (root / "a").write_text("c")
     (disk / "two/mine").write_text("kept")
     assert run() is True and run() is False
-    assert (disk / "one").read_text() == "cb" and (disk / "two/inner").read_text() == "folder"
-    assert (disk / "two/mine").read_text() == "kept"
-    assert all((root / "out" / name).is_symlink() for name in ("one", "two"))
+    assert (disk / "two/inner").read_text() == "folder" and (disk / "two/mine").read_text() == "kept"
+    assert (root / "out/two").is_symlink()
+    # A file may be the user's own, such as references: the link is replaced.
+    assert (root / "out/one").read_text() == "cb" and (disk / "one").read_text() == "ab"
     assert sorted(path.name for path in disk.iterdir()) == ["one", "two"]
+
+
+def test_an_output_of_another_preparation_is_not_replaced(linked):
+    run, _, disk = linked
+    (disk / ".steps").mkdir()
+    with pytest.raises(CorpusError, match=r"out/two leads to .*disk/two, which is another preparation's"):
+        run((1, 3), make=None)
+    assert (disk / "two/inner").read_text() == "folder"
 
 
 def test_a_folder_of_the_users_that_is_linked_keeps_its_files(linked):

@@ -12,7 +12,7 @@ from lightconv_plugin.errors import InputError
 from lightconv_plugin.generation import fairseq_generate
 from lightconv_plugin.recipes.evaluation import measure_perplexity
 from lightconv_plugin.scoring import perplexity
-from lightconv_plugin.scoring.perplexity import batches, parse_eval_lm_log, task_of
+from lightconv_plugin.scoring.perplexity import batches, parse_eval_lm_log, positions, task_of
 from tests import fairseq_cli
 from tests.scoring.corpora import as_json, refused, run, write
 
@@ -314,3 +314,10 @@ def test_another_checkpoint_is_not_measured_in_place_of_the_one_named(training, 
 def test_a_translation_model_has_no_perplexity_here(training, toy_training, capsys):
     with pytest.raises(InputError, match="is not a language model"):
         measure_perplexity(training[0], toy_training / "checkpoint1.pt", "valid")
+
+
+def test_a_learned_position_is_the_start_symbols():
+    """fairseq counts neither the position nor the <s> that --add-bos-token adds to each sample."""
+    task = {"max_target_positions": 512, "tokens_per_sample": 512, "decoder_learned_pos": True}
+    assert positions(task) == 512 and positions({**task, "add_bos_token": True}) == 511
+    assert positions({**task, "add_bos_token": True, "decoder_learned_pos": False}) == 512

@@ -24,7 +24,7 @@ from lightconv_plugin.recipes.environment import settings
 from lightconv_plugin.recipes.evaluation import evaluate, results_of
 from lightconv_plugin.recipes.grammar.corpus import write_corpus
 from lightconv_plugin.recipes.reproduce.training import wait_for_training
-from lightconv_plugin.recipes.steps import digest, write_text
+from lightconv_plugin.recipes.steps import STAMPS, digest, write_text
 from lightconv_plugin.recipes.training.child import Child, TrainingFailed, run_together
 from lightconv_plugin.records.file import read_folder
 from lightconv_plugin.records.trainings import Training, trainings
@@ -101,8 +101,8 @@ def demo(
 
 
 def check_reports(work: Path) -> None:
-    """Raise InputError for a report in a folder in which no demo has begun to train."""
-    if not any((work / system / KEY).is_file() for system in SYSTEMS):
+    """Raise InputError for a report in a folder in which no demo has prepared data or begun to train."""
+    if not any(path.exists() for path in (work / "data" / STAMPS, *(work / system / KEY for system in SYSTEMS))):
         for path in (work / name for name in REPORTS):
             if os.path.lexists(path):
                 raise InputError(f"{path} exists and is not from a demo: choose another `work` folder")

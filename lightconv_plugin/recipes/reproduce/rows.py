@@ -14,6 +14,7 @@ from lightconv_plugin.recipes.steps import write_text
 
 ROUGE = ("rouge1", "rouge2", "rougeLsum")
 _UNITED = ("signatures", "versions")  # a row's lists of what was used for any of its seeds
+_MERGED = ("runs", *_UNITED)  # what a row must have that seeds are added to
 
 
 def mean_sd(values: Sequence[float]) -> dict[str, float | None]:
@@ -61,7 +62,7 @@ def with_earlier_seeds(results: Path, row: Mapping[str, Any]) -> dict[str, Any]:
     new, path = {run["seed"] for run in row["runs"]}, row_path(results, row)
     if not path.exists():
         return dict(row)
-    known = _read_row(results, path, ("runs", *_UNITED))
+    known = _read_row(results, path, _MERGED)
     earlier = [run for run in known["runs"] if run["seed"] not in new and _same_data(run, row["runs"][0])]
     if not earlier or _made_of(known) != _made_of(row):
         return dict(row)
@@ -95,11 +96,19 @@ def write_row(results: Path, row: Mapping[str, Any]) -> Path:
     return path
 
 
+def check_row(results: Path, task: str, system: str) -> None:
+    """Raise InputError if there is a file of this row, and no seeds can be added to it."""
+    path = row_path(results, {"task": task, "system": system})
+    if path.exists():
+        _read_row(results, path, _MERGED)
+
+
 def _read_row(results: Path, path: Path, needed: Sequence[str] = ()) -> dict[str, Any]:
     """The row in a file. InputError if it is none, or has not all keys that are `needed`."""
     try:
         row = json.loads(path.read_text(encoding="utf-8"))
         place, _ = row_path(results, row), [row[key] for key in needed]
+        _ = [run["seed"] for run in row.get("runs", ())]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(f"{path} is not a row of lightconv reproduce ({type(error).__name__}: {error})") from None
     if place != path:

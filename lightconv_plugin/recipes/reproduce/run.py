@@ -30,7 +30,7 @@ from lightconv_plugin.recipes.evaluation import (
 from lightconv_plugin.recipes.reproduce import training
 from lightconv_plugin.recipes.reproduce.job import Job
 from lightconv_plugin.recipes.reproduce.protocol import row_digest, short_digest
-from lightconv_plugin.recipes.reproduce.rows import add_row, main_scores, read_rows, summarise
+from lightconv_plugin.recipes.reproduce.rows import add_row, check_row, main_scores, read_rows, summarise
 from lightconv_plugin.recipes.reproduce.table import config_name, default_table, render_section, sections, write_table
 from lightconv_plugin.recipes.reproduce.training import identity
 from lightconv_plugin.recipes.steps import Steps, shorten
@@ -61,7 +61,8 @@ def reproduce(job: Job) -> Reproduced:
             preparing, tuning or scoring failed.
         TrainingFailed: a training failed.
     """
-    read_rows(job.results)  # a damaged one is named before the training
+    read_rows(job.results)  # damaged ones are named before the training
+    check_row(job.results, job.protocol.task, job.system)
     with Steps(job.folder) as steps:
         row = Reproduction(job, steps).row()
     path = add_row(job.results, row)

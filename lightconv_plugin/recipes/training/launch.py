@@ -216,7 +216,8 @@ def launch(job: LaunchJob) -> int:
         with contextlib.suppress(OSError):  # it is said below
             append(job.plan.save_dir, {"record": "end", "error": message})
     if copied != 0:
-        say(f"warning: the log {job.log} lacks lines, see above: tee ended with status {copied}")
+        with contextlib.suppress(OSError):  # the terminal may be gone
+            say(f"warning: standard output or the log {job.log} lacks lines, see above: tee ended with status {copied}")
     if message:
         say(message)
     return status

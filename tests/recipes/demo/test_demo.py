@@ -158,15 +158,19 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path):
     assert (tmp_path / "precious").exists()
 
 
-@pytest.mark.parametrize("name", ["report.md", "report.json", "report.html"])
-def test_a_report_of_something_else_is_left_alone(name, tmp_path, monkeypatch, refusal):
+@pytest.mark.parametrize(
+    "name, mark",
+    [("report.md", "transformer/demo.key"), ("report.json", "data/.steps"), ("report.html", "data/.steps")],
+)
+def test_a_report_of_something_else_is_left_alone(name, mark, tmp_path, monkeypatch, refusal):
     pytest.importorskip("fairseq")
     monkeypatch.setattr(run, "write_corpus", lambda *_: pytest.fail("work has begun"))
     (tmp_path / name).write_text("precious")
     text = refusal("demo", "--work", tmp_path)
     said = f"{tmp_path / name} exists and is not from a demo: choose another --work folder"
     assert said in text and [path.name for path in tmp_path.iterdir()] == [name]
-    claim(tmp_path / "transformer", "key")
+    (tmp_path / mark).parent.mkdir()
+    (tmp_path / mark).write_text("key")
     with pytest.raises(pytest.fail.Exception, match="work has begun"):
         refusal("demo", "--work", tmp_path)
 
