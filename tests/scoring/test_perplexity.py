@@ -85,7 +85,7 @@ def test_options_of_the_other_metrics_are_refused(files, tmp_path, capsys):
 def test_the_task_of_a_checkpoint_of_stock_fairseq():
     """Its lightconv_lm keeps the model's options as a Namespace, the task's as a dictionary."""
     state = {"cfg": {"model": Namespace(max_target_positions=32), "task": {"tokens_per_sample": 64}}}
-    assert task_of(state) == {"max_target_positions": 32, "tokens_per_sample": 64}
+    assert task_of(state) == {"max_target_positions": 32, "decoder_learned_pos": None, "tokens_per_sample": 64}
     assert task_of({"cfg": None, "args": Namespace(tokens_per_sample=64)}) == {"tokens_per_sample": 64}
 
 
