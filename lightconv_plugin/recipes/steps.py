@@ -181,8 +181,8 @@ class Steps:
         """Call `make(*temporary_outputs)` unless the step is done. True if it ran.
 
         `params`: everything that the outputs depend on besides the contents of the inputs (JSON values). Outputs are
-        written with the suffix `.tmp` and renamed when the step has succeeded; one that is a link is replaced where
-        it leads.
+        written with the suffix `.tmp` and renamed when the step has succeeded; a folder that is
+        linked is replaced where the link leads.
 
         Raises CorpusError, before the work, for an output that is a mount point or leads to another preparation's.
         """
