@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <condition_variable>
 #include <cstdint>
 #include <exception>
 #include <functional>
@@ -15,8 +16,9 @@
 namespace lightconv::decoding {
 
 // run(f) calls f(0) … f(size − 1), with f(0) on the calling thread, and returns when all have returned. The first
-// exception is rethrown. The other threads wait actively for a while, because the next piece of work usually comes
-// within microseconds, and then yield.
+// exception is rethrown. Who waits does so actively for a while, because the next piece of work usually comes within
+// microseconds, and then sleeps: where other programs use the cores too, a thread that waits would keep its own team from
+// working.
 class Team {
  public:
   // Throws std::runtime_error if the system cannot start that many threads.
@@ -37,10 +39,11 @@ class Team {
   void run(const std::function<void(int)>& work) {
     if (threads_.empty()) return work(0);
     work_ = &work;
-    busy_.store(static_cast<int>(threads_.size()), std::memory_order_relaxed);
-    round_.fetch_add(1, std::memory_order_release);
+    busy_ = static_cast<int>(threads_.size());
+    ++round_;
+    wake();
     guarded(work, 0);
-    wait([this] { return busy_.load(std::memory_order_acquire) == 0; });
+    wait([this] { return busy_ == 0; });
     if (failure_) {
       const std::exception_ptr failure = failure_;
       failure_ = nullptr;
@@ -61,29 +64,42 @@ class Team {
  private:
   void dismiss() {
     work_ = nullptr;
-    round_.fetch_add(1, std::memory_order_release);
+    ++round_;
+    wake();
     for (std::thread& thread : threads_) thread.join();
   }
 
   template <class Condition>
-  static void wait(Condition met) {
+  void wait(Condition met) {
     constexpr int kActive = 4096;
-    for (int i = 0; !met(); ++i) {
-      if (i >= kActive) std::this_thread::yield();
+    for (int i = 0; i < kActive; ++i) {
+      if (met()) return;
 #if defined(__x86_64__)
-      else __builtin_ia32_pause();
+      __builtin_ia32_pause();
 #endif
     }
+    std::unique_lock<std::mutex> lock(sleeping_);
+    ++sleepers_;
+    wake_.wait(lock, met);
+    --sleepers_;
+  }
+
+  // After a change of what is waited for. All these atomics are sequentially consistent: either this sees who falls
+  // asleep, or he sees the change.
+  void wake() {
+    if (sleepers_ == 0) return;
+    { const std::lock_guard<std::mutex> lock(sleeping_); }
+    wake_.notify_all();
   }
 
   void serve(int member) {
     for (uint64_t seen = 0;;) {
-      wait([&] { return round_.load(std::memory_order_acquire) != seen; });
+      wait([&] { return round_ != seen; });
       ++seen;
       const auto* work = work_;
       if (!work) return;
       guarded(*work, member);
-      busy_.fetch_sub(1, std::memory_order_acq_rel);
+      if (--busy_ == 0) wake();
     }
   }
 
@@ -99,7 +115,9 @@ class Team {
   std::vector<std::thread> threads_;
   const std::function<void(int)>* work_ = nullptr;
   std::atomic<uint64_t> round_{0};
-  std::atomic<int> busy_{0};
+  std::atomic<int> busy_{0}, sleepers_{0};
+  std::mutex sleeping_;
+  std::condition_variable wake_;
   std::mutex failing_;
   std::exception_ptr failure_;
 };
