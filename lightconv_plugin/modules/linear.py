@@ -1,6 +1,7 @@
 """The linear layers of these models: one initialisation, and on CPUs the faster of torch's two matrix products."""
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lightconv_plugin.modules import products
@@ -24,10 +25,11 @@ class Linear(nn.Linear):
             nn.init.zeros_(self.bias)
 
     def forward(self, input: Tensor) -> Tensor:
-        if _suits(input, self.weight):
-            out = _Product.apply(input.reshape(-1, input.shape[-1]).contiguous(), self.weight, self.bias)
+        weight = self.weight  # read once: a parametrised one is computed each time
+        if _suits(input, weight):
+            out = _Product.apply(input.reshape(-1, input.shape[-1]).contiguous(), weight, self.bias)
             return out.reshape(*input.shape[:-1], out.shape[-1])  # not out_features: fairseq widens tied weights
-        return super().forward(input)
+        return F.linear(input, weight, self.bias)
 
 
 def replace_linear(module: nn.Module) -> None:
@@ -68,13 +70,18 @@ class _Product(torch.autograd.Function):
         wanted = ctx.needs_input_grad
         grad_x = grad_weight = grad_bias = None
         if wanted[0]:
-            grad_x = _Product.apply(grad, weight.t(), None)
+            grad_x = _times(grad, weight.t())
         if wanted[1]:
             # The product is faster if the factor with more rows is on the left.
             if weight.shape[0] > weight.shape[1]:
-                grad_weight = _Product.apply(x.t().contiguous(), grad.t(), None).t()
+                grad_weight = _times(x.t().contiguous(), grad.t()).t()
             else:
-                grad_weight = _Product.apply(grad.t(), x.t(), None)
+                grad_weight = _times(grad.t(), x.t())
         if wanted[2]:
             grad_bias = grad.sum(dim=0)
         return grad_x, grad_weight, grad_bias
+
+
+def _times(x: Tensor, weight: Tensor) -> Tensor:
+    """x @ weightᵀ in a backward pass, which may run in a vmap or a dual level although the forward pass did not."""
+    return _Product.apply(x, weight, None) if eager(x, weight) else F.linear(x, weight)

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 from torch.autograd import forward_ad
+from torch.nn.utils import parametrize
 from torch.utils.flop_counter import FlopCounterMode
 
 pytest.importorskip("fairseq")
@@ -102,6 +103,41 @@ def test_second_derivatives(onednn):
     (gradient,) = torch.autograd.grad(out, y, create_graph=True)
     (expected,) = torch.autograd.grad(gradient.square().sum(), made.weight)
     torch.testing.assert_close(second, expected, rtol=1e-4, atol=1e-5)
+
+
+@needs_onednn
+def test_gradients_in_a_vmap_and_their_forward_derivatives(onednn):
+    x, directions = torch.randn(4, 8, requires_grad=True), torch.randn(3, 4, 6)
+
+    def derivatives(product, leaves):
+        out = product(x)
+        each = torch.func.vmap(lambda grad: torch.autograd.grad(out, leaves, grad, retain_graph=True))(directions)
+        with forward_ad.dual_level():
+            dual = forward_ad.make_dual(directions[0], directions[1])
+            return each, forward_ad.unpack_dual(torch.autograd.grad(out, x, dual)[0])
+
+    made = layer(8, 6)
+    leaves = (x, *made.parameters())
+    found = derivatives(made, leaves)
+    assert len(onednn) == 1
+    torch.testing.assert_close(found, derivatives(lambda x: nn.functional.linear(x, *made.parameters()), leaves))
+
+
+@needs_onednn
+def test_a_parametrised_weight_is_computed_once(onednn):
+    class Noisy(nn.Module):
+        def forward(self, weight):
+            return weight + torch.rand_like(weight)
+
+    made, theirs = layer(8, 6), nn.Linear(8, 6)
+    theirs.load_state_dict(made.state_dict())
+    outputs = []
+    for module in (made, theirs):
+        parametrize.register_parametrization(module, "weight", Noisy())
+        torch.manual_seed(0)
+        outputs.append(module(torch.ones(4, 8)))
+    torch.testing.assert_close(*outputs)
+    assert onednn
 
 
 @needs_onednn
