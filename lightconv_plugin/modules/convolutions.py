@@ -18,8 +18,8 @@ from lightconv_plugin.modules.dropout import Dropout
 from lightconv_plugin.modules.linear import Linear
 from lightconv_plugin.ops.normalize import normalize
 
-# These hooks set the weight before each forward pass.
-_COMPUTES_WEIGHT = (BasePruningMethod, SpectralNorm, WeightNorm)
+# These hooks set the weight or the bias before each forward pass.
+_COMPUTES_PARAMETER = (BasePruningMethod, SpectralNorm, WeightNorm)
 
 
 class Convolution(nn.Module):
@@ -56,16 +56,15 @@ class Convolution(nn.Module):
         return {"normalize": self.normalize, "dropout": self.weight_dropout_module.rate, "bias": self.conv_bias}
 
     def _prepare_step(self, x: Tensor) -> None:
-        """Check that the convolution is causal, and compute a weight anew that a hook of torch's computes."""
+        """Check that the convolution is causal, and compute anew the parameters that a hook of torch's computes."""
         if self.padding_l != self.kernel_size - 1:
             raise ValueError(
                 "step needs a causal convolution, padding_l = kernel_size - 1: "
                 f"got padding_l={self.padding_l}, kernel_size={self.kernel_size}"
             )
-        if "weight" in self.__dict__:  # no parameter: torch.nn.utils' pruning and older normalisations
-            for hook in self._forward_pre_hooks.values():
-                if isinstance(hook, _COMPUTES_WEIGHT):
-                    hook(self, (x,))
+        for hook in self._forward_pre_hooks.values():
+            if isinstance(hook, _COMPUTES_PARAMETER):
+                hook(self, (x,))
 
     def extra_repr(self) -> str:
         return (

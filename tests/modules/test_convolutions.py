@@ -175,3 +175,14 @@ def test_step_follows_a_weight_that_a_hook_computes(kind, computed):
     x = torch.randn(6, 2, 24)
     stepped, _ = module.step(x, None)
     torch.testing.assert_close(stepped, module(x), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind, bias", [(LightweightConv, "conv_bias"), (DynamicConv, "conv_bias"), (FullConv, "bias")])
+@torch.no_grad()
+def test_step_follows_a_pruned_bias(kind, bias):
+    module = FullConv(24, 5, 4).eval() if kind is FullConv else conv(kind, conv_bias=True)
+    prune.identity(module, bias)
+    getattr(module, bias + "_orig").add_(1)
+    x = torch.randn(6, 2, 24)
+    stepped, _ = module.step(x, None)
+    torch.testing.assert_close(stepped, module(x), atol=1e-5, rtol=1e-5)
