@@ -19,6 +19,7 @@ from lightconv_plugin.hf.cache import NAMES, LightConvCache
 from lightconv_plugin.hf.config import LightConvConfig
 from lightconv_plugin.hf.weights import check_saved, checked_arguments
 from lightconv_plugin.modules.config import StackConfig
+from lightconv_plugin.modules.eager import eager
 from lightconv_plugin.modules.embeddings import positions_of
 from lightconv_plugin.modules.transformer import Decoder, Encoded, Encoder, pads_in
 from lightconv_plugin.released.cache import resolve
@@ -295,7 +296,7 @@ def shape_of(
     if tokens.dim() != 2:
         raise ValueError(f"{name} must be of shape (batch, length), got {tuple(tokens.shape)}")
     # On a GPU, the check would wait for the device, and out-of-range indices raise an error there anyway.
-    if tokens.device.type == "cpu" and tokens.numel() and not torch.compiler.is_compiling():
+    if tokens.device.type == "cpu" and tokens.numel() and eager(tokens):
         least, most = (int(n) for n in tokens.aminmax())
         if least < 0 or most >= stack.vocab_size:
             wrong = least if least < 0 else most

@@ -23,6 +23,7 @@ from lightconv_plugin.modules.attention import SelfAttention
 from lightconv_plugin.modules.block import ConvBlock
 from lightconv_plugin.modules.config import ModelConfig, StackConfig
 from lightconv_plugin.modules.dropout import Dropout
+from lightconv_plugin.modules.eager import eager
 from lightconv_plugin.modules.embeddings import (
     AdaptiveInput,
     LearnedPositions,
@@ -112,7 +113,7 @@ class _Stack(nn.Module):
             x = self.project_in_dim(x)
         if self.embed_positions is not None:
             positions = positions_of(pads, seen)
-            if self.config.positions == "learned" and not torch.compiler.is_compiling():
+            if self.config.positions == "learned" and eager(positions):
                 # On a GPU reading it would wait for the device, and an index out of range raises an error there anyway.
                 known = seen is not None and seen.device.type == "cpu"
                 if known or positions.shape[1] > self.config.max_positions:

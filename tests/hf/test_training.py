@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from torch._subclasses import FakeTensorMode
 from transformers import (
     AutoModelForSeq2SeqLM,
     AutoTokenizer,
@@ -110,6 +111,30 @@ def test_dropout_is_on_in_training_alone():
         torch.manual_seed(1)
         outputs.append(model(tokens).logits)
     assert torch.equal(*outputs)
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+@pytest.mark.parametrize("make", [seq2seq, language_model])
+def test_gradients_of_each_sentence_by_vmap(make):
+    model, tokens = make(), words(3, 6)
+    parameters = {name: parameter.detach() for name, parameter in model.named_parameters()}
+
+    def loss(parameters, sentence):
+        return torch.func.functional_call(model, parameters, (sentence[None],), {"labels": sentence[None]}).loss
+
+    each = torch.vmap(torch.func.grad(loss), in_dims=(None, 0))(parameters, tokens)
+    for number, sentence in enumerate(tokens):
+        model.zero_grad()
+        model(sentence[None], labels=sentence[None]).loss.backward()
+        for name, gradient in gradients(model).items():
+            close(each[name][number], gradient)
+
+
+def test_shapes_alone_by_fake_tensors():
+    with FakeTensorMode():
+        for make in (seq2seq, language_model):
+            model, tokens = make(), words(3, 6)
+            assert model(tokens, labels=tokens).logits.shape == (3, 6, 29)
 
 
 def dataset(tokenizer):

@@ -40,6 +40,11 @@ def model():
     return lambda x: x.sum() + module(WORDS, WORDS).logits
 
 
+def steps():
+    model = model_of("dynamic", encoder=False, positions="learned").eval().requires_grad_(False)
+    return lambda x: x.sum() + model.step(WORDS, model.start(len(WORDS)))[0]
+
+
 CALLS = {
     "lightconv": lambda x: ops.lightconv(x, STATIC, 1, lengths=LENGTHS),
     "lightconv-packed": lambda x: ops.lightconv(x[:, :1], STATIC, 1, cu_seqlens=PACKED),
@@ -53,6 +58,7 @@ CALLS = {
     "AdaptiveInput": embeddings(AdaptiveInput(12, 8, 8, 1, AdaptiveInputConfig((4,)))),
     "Linear": Linear(8, 4),
     "EncoderDecoder": model(),
+    "LanguageModel.step": steps(),
     **{kind: mixer(kind) for kind in MIXERS},
 }
 
