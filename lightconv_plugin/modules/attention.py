@@ -112,7 +112,8 @@ class _Attention(nn.Module):
 
     def convolutions(self) -> dict[str, Any]:
         """The existing convolutions, by the names of their projections."""
-        return {name: conv for name in PROJECTIONS if (conv := getattr(self, f"{name}_conv")) is not None}
+        convs = {name: getattr(self, f"{name}_conv") for name in PROJECTIONS}
+        return {name: conv for name, conv in convs.items() if conv is not None}
 
     def _project(self, name: str, x: Tensor, pads: Tensor | None) -> Tensor:
         """The projection "q", "k" or "v" of a whole sequence, with its convolution: x (T,B,d), pads (B,T)."""

@@ -94,3 +94,13 @@ def test_a_state_shares_no_memory_with_the_arguments(name, training):
 
 def addresses(parts):
     return {part.untyped_storage().data_ptr() for part in parts}
+
+
+@torch.no_grad()
+def test_steps_of_attention_compile_in_one_graph():
+    torch._dynamo.reset()
+    module, x = mixer("attention-convolved").eval(), torch.randn(2, 3, DIM)
+    step, state = torch.compile(module.step, fullgraph=True, backend="eager"), None
+    for piece, expected in zip(x.split(1), module(x).split(1), strict=True):
+        out, state = step(piece, state)
+        torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-5)
