@@ -6,6 +6,7 @@ import itertools
 import logging
 import math
 import re
+import sys
 import time
 import types
 from collections.abc import Iterable
@@ -91,6 +92,37 @@ def resumed_batches() -> None:
             del dataset.ordered_indices
 
     fairseq_task.FairseqTask.get_batch_iterator = get_batch_iterator
+
+
+def _first_epoch_decides() -> bool:
+    from fairseq.data import ListDataset
+    from fairseq.data.iterators import EpochBatchIterator
+
+    epochs = EpochBatchIterator(ListDataset([0] * 9), list, [[number] for number in range(9)], reuse_dataloader=True)
+    orders = []
+    for shuffle in (False, True):
+        epochs.next_epoch_itr(shuffle=shuffle)
+        orders.append(epochs.dataloader.batch_sampler.batches)
+    return orders[0] == orders[1]
+
+
+@patch(versions="all versions of fairseq", needed=_first_epoch_decides)
+def end_of_the_curriculum() -> None:
+    """With --curriculum fairseq shuffles the batches of no epoch, unless the training is resumed after the curriculum.
+
+    It uses the sampler of the first epoch again, and with it whether batches are shuffled.
+    """
+    from fairseq.data.iterators import EpochBatchIterator
+
+    original = EpochBatchIterator._get_iterator_for_epoch
+
+    @functools.wraps(original)
+    def _get_iterator_for_epoch(self: Any, epoch: int, shuffle: bool, *args: Any, **kwargs: Any) -> Any:
+        if self.dataloader is not None:
+            self.dataloader.batch_sampler.shuffle = shuffle
+        return original(self, epoch, shuffle, *args, **kwargs)
+
+    EpochBatchIterator._get_iterator_for_epoch = _get_iterator_for_epoch
 
 
 @patch(versions="all versions of fairseq")

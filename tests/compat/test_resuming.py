@@ -147,6 +147,25 @@ def test_a_checkpoint_without_the_number_of_batches_is_resumed_as_fairseq_does()
     assert (iterator.epoch, iterator.iterations_in_epoch) == (3, 4)
 
 
+def orders(resumed=False):
+    """The batches of the second and the third epoch, after a first one that is not shuffled."""
+    words = Dictionary()
+    dataset = LanguagePairDataset([words.encode_line("a", add_if_not_exist=True)] * 40, np.full(40, 2), words)
+    epochs = Task().get_batch_iterator(dataset, max_sentences=4)
+    if resumed:
+        epochs.load_state_dict({"version": 2, "epoch": 2, "iterations_in_epoch": 0})
+    else:
+        list(epochs.next_epoch_itr(shuffle=False))
+    return [[batch["id"].tolist() for batch in epochs.next_epoch_itr()] for _ in range(2)]
+
+
+def test_batches_are_shuffled_after_the_end_of_the_curriculum():
+    """Without end_of_the_curriculum they are not, except in a training that is resumed."""
+    second, third = orders()
+    assert second != third
+    assert [second, third] == orders(resumed=True)
+
+
 # ------------------------------------------------------------------------------------------------ optimizers
 
 
