@@ -6,7 +6,6 @@ import itertools
 import logging
 import math
 import re
-import sys
 import time
 import types
 from collections.abc import Iterable
@@ -290,3 +289,30 @@ def resumed_clock() -> None:
         self.start_time = time.perf_counter()
 
     StopwatchMeter.load_state_dict = load_state_dict
+
+
+@patch(versions="all versions of fairseq")
+def time_of_a_finetuning() -> None:
+    """With --finetune-from-model fairseq counts the hours of that model's training: --stop-time-hours ends the new one.
+
+    So it does with --reset-meters, which leaves out all other statistics of the checkpoint.
+    """
+    from fairseq.trainer import Trainer
+
+    original = Trainer.load_checkpoint
+
+    @functools.wraps(original)
+    def load_checkpoint(
+        self: Any,
+        filename: str,
+        reset_optimizer: bool = False,
+        reset_lr_scheduler: bool = False,
+        optimizer_overrides: dict | None = None,
+        reset_meters: bool = False,
+    ) -> Any:
+        extra_state = original(self, filename, reset_optimizer, reset_lr_scheduler, optimizer_overrides, reset_meters)
+        if reset_meters:
+            self._previous_training_time = 0
+        return extra_state
+
+    Trainer.load_checkpoint = load_checkpoint

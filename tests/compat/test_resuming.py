@@ -70,6 +70,17 @@ def test_a_clock_that_is_started_and_stopped_counts_what_is_between():
     assert 5 <= meter.sum < 5.01 and meter.n == 3
 
 
+def test_a_finetuning_has_the_time_that_it_needs(data, checkpoint, tmp_path):
+    """Without time_of_a_finetuning, a model that was trained for longer than --stop-time-hours gets one update."""
+    state = safe_torch_load(checkpoint)
+    state["extra_state"]["previous_training_time"] = 7200
+    torch.save(state, long := tmp_path / "long.pt")
+    options = ["--finetune-from-model", long, "--stop-time-hours", 1, "--max-update", 3]
+    assert sorted(losses(train(data, tmp_path / "new", *options))) == [1, 2, 3]
+    skipped = train(data, tmp_path / "old", *options, LIGHTCONV_SKIP_PATCHES="time_of_a_finetuning")
+    assert sorted(losses(skipped)) == [1]
+
+
 # ------------------------------------------------------------------------------------------------ batches
 
 
