@@ -6,6 +6,7 @@ import itertools
 import logging
 import math
 import re
+import sys
 import time
 import types
 from collections.abc import Iterable
@@ -316,3 +317,74 @@ def time_of_a_finetuning() -> None:
         return extra_state
 
     Trainer.load_checkpoint = load_checkpoint
+
+
+@patch(versions="all versions of fairseq")
+def resumed_plateau() -> None:
+    """With --lr-scheduler reduce_lr_on_plateau a training that is resumed forgets what it knows about the plateau.
+
+    fairseq saves a checkpoint before the scheduler gets the score of its epoch, and not how many epochs there were
+    without a better one. A training that is resumed in every epoch never has a smaller learning rate.
+    """
+    from fairseq import checkpoint_utils
+    from fairseq.optim.lr_scheduler.reduce_lr_on_plateau import ReduceLROnPlateauLRSchedule as Schedule
+
+    key = "num_bad_epochs"
+    load_checkpoint, save, load = checkpoint_utils.load_checkpoint, Schedule.state_dict, Schedule.load_state_dict
+
+    def state_dict(self: Any) -> dict:
+        return save(self) | {key: self.lr_scheduler.num_bad_epochs}
+
+    def load_state_dict(self: Any, state: dict) -> None:
+        load(self, state)
+        self.lr_scheduler.num_bad_epochs = state.get(key, 0)
+
+    def load_and_step(cfg: Any, trainer: Any, **kwargs: Any) -> tuple[dict | None, Any]:
+        extra_state, epochs = load_checkpoint(cfg, trainer, **kwargs)
+        resumed = extra_state is not None and isinstance(getattr(trainer, "lr_scheduler", None), Schedule)
+        if resumed and trainer.get_num_updates() and not cfg.reset_lr_scheduler:
+            place, score = extra_state["train_iterator"], extra_state.get("val_loss")
+            if not place.get("iterations_in_epoch") and score is not None:
+                trainer.lr_step(place["epoch"] - 1, score)
+        return extra_state, epochs
+
+    Schedule.state_dict, Schedule.load_state_dict = state_dict, load_state_dict
+    checkpoint_utils.load_checkpoint = load_and_step
+
+
+@patch(versions="all versions of fairseq")
+def best_scores() -> None:
+    """fairseq counts --patience anew when a training is resumed, and counts on in the next training of a process.
+
+    The best score is there too. With hydra's --multirun, a training therefore writes no checkpoint_best.pt until it is
+    better than those before it. With this patch both begin anew with each training, and are resumed with it.
+    """
+    from fairseq import checkpoint_utils
+    from fairseq.trainer import Trainer
+
+    key = "early_stop"
+    load, save = checkpoint_utils.load_checkpoint, Trainer.save_checkpoint
+
+    def load_checkpoint(cfg: Any, trainer: Any, **kwargs: Any) -> tuple[dict | None, Any]:
+        best = vars(checkpoint_utils.save_checkpoint)
+        best.pop("best", None)
+        _patience().clear()
+        extra_state, epochs = load(cfg, trainer, **kwargs)
+        if extra_state is not None and "best" in best:
+            _patience().update(extra_state.get(key, {}))
+        return extra_state, epochs
+
+    @functools.wraps(save)
+    def save_checkpoint(self: Any, filename: str, extra_state: dict) -> Any:
+        return save(self, filename, extra_state | {key: dict(_patience())})
+
+    checkpoint_utils.load_checkpoint, Trainer.save_checkpoint = load_checkpoint, save_checkpoint
+
+
+def _patience() -> dict[str, Any]:
+    """The best score and the number of validations since, which fairseq keeps as attributes of a function."""
+    for name in ("__main__", "fairseq_cli.train"):  # of `python -m fairseq_cli.train`, and of all other commands
+        function = getattr(sys.modules.get(name), "should_stop_early", None)
+        if function is not None:
+            return vars(function)
+    return {}

@@ -1,6 +1,7 @@
 """A training that is resumed in any epoch continues as if it had not stopped; one that is finished stays as it is."""
 
 import inspect
+import re
 import shutil
 import time
 from argparse import Namespace
@@ -79,6 +80,48 @@ def test_a_finetuning_has_the_time_that_it_needs(data, checkpoint, tmp_path):
     assert sorted(losses(train(data, tmp_path / "new", *options))) == [1, 2, 3]
     skipped = train(data, tmp_path / "old", *options, LIGHTCONV_SKIP_PATCHES="time_of_a_finetuning")
     assert sorted(losses(skipped)) == [1]
+
+
+# ------------------------------------------------------------------------------------------------ scores
+
+
+PLATEAU = "--lr-scheduler reduce_lr_on_plateau --lr-threshold 0.9 --lr-patience 1".split()  # no score is better
+
+
+def rates(log):
+    return {float(rate) for rate in re.findall(r'train_inner\b.*?"lr": "([^"]+)"', log)}
+
+
+def test_a_plateau_goes_on_when_a_training_is_resumed(data, tmp_path):
+    """The rate falls after the second epoch without a better score. Without resumed_plateau, that is the fourth."""
+    train(data, tmp_path, *PLATEAU, "--max-epoch", 3)
+    shutil.copytree(tmp_path, tmp_path / "skipped")
+    command = [*PLATEAU, "--max-epoch", 4]
+    assert rates(train(data, tmp_path, *command)) == {0.001}
+    skipped = train(data, tmp_path / "skipped", *command, LIGHTCONV_SKIP_PATCHES="resumed_plateau")
+    assert rates(skipped) == {0.01}
+
+
+def test_patience_goes_on_when_a_training_is_resumed(data, tmp_path):
+    """The model stays as it is: its first score is the best. Without best_scores three others follow in any case."""
+    command = ["--lr", 0, "--patience", 3]
+    one_epoch = max(losses(train(data, tmp_path, *command, "--max-epoch", 3))) // 3
+    shutil.copytree(tmp_path, tmp_path / "skipped")
+    assert len(losses(train(data, tmp_path, *command, "--max-epoch", 9))) == one_epoch
+    skipped = train(data, tmp_path / "skipped", *command, "--max-epoch", 9, LIGHTCONV_SKIP_PATCHES="best_scores")
+    assert len(losses(skipped)) == 4 * one_epoch
+
+
+def test_the_next_training_of_a_process_has_no_scores_yet():
+    """As with hydra's --multirun."""
+    from fairseq_cli.train import should_stop_early
+
+    should_stop_early.best, should_stop_early.num_runs = 1.0, 2
+    checkpoint_utils.save_checkpoint.best = 1.0
+    trainer = MagicMock(checkpoint_suffix="")
+    trainer.load_checkpoint.return_value = None
+    checkpoint_utils.load_checkpoint(CheckpointConfig(), trainer)
+    assert not vars(should_stop_early) and not vars(checkpoint_utils.save_checkpoint)
 
 
 # ------------------------------------------------------------------------------------------------ batches
