@@ -1,5 +1,7 @@
-"""A patch for dictionaries that do not match a checkpoint."""
+"""Patches for dictionaries: those that do not match a checkpoint, and those of masked language models."""
 
+import functools
+import inspect
 from typing import Any
 
 import torch
@@ -33,3 +35,29 @@ def dictionary_sizes() -> None:
             raise
 
     BaseFairseqModel.load_state_dict = load_state_dict
+
+
+def _cannot_be_loaded() -> bool:
+    from fairseq.data import Dictionary
+    from fairseq.data.legacy.masked_lm_dictionary import MaskedLMDictionary
+
+    name = "add_special_symbols"
+    loading, making = (inspect.signature(call).parameters for call in (Dictionary.load, MaskedLMDictionary))
+    return name in loading and name not in making
+
+
+@patch(versions="fairseq's main branch, fairseq-fixed", needed=_cannot_be_loaded)
+def masked_lm_dictionaries() -> None:
+    """fairseq's tasks cross_lingual_lm and translation_from_pretrained_xlm cannot load a dictionary (`TypeError`).
+
+    `Dictionary.load` passes an argument that their dictionary, which always has the special symbols, does not take.
+    """
+    from fairseq.data.legacy.masked_lm_dictionary import MaskedLMDictionary
+
+    original = MaskedLMDictionary.__init__
+
+    @functools.wraps(original)
+    def __init__(self: Any, *args: Any, add_special_symbols: bool = True, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+
+    MaskedLMDictionary.__init__ = __init__

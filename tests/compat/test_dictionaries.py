@@ -1,9 +1,10 @@
-"""Dictionaries that do not match a checkpoint are named. (By command: robustness/test_untrusted_checkpoints.py.)"""
+"""Dictionaries that do not match a checkpoint are named (by command: robustness/test_untrusted_checkpoints.py); others load."""
 
 import pytest
 
 pytest.importorskip("fairseq", reason="fairseq is not installed")
 
+from fairseq.data.legacy.masked_lm_dictionary import MaskedLMDictionary
 from fairseq.models import BaseFairseqModel
 
 from tests.compat.fairseq_runs import unpatched
@@ -33,3 +34,11 @@ def test_without_dictionary_sizes_the_error_is_about_shapes():
     with pytest.raises(RuntimeError, match="size mismatch") as caught:
         unpatched(BaseFairseqModel.load_state_dict)(ours, theirs.state_dict())
     assert "dictionary" not in str(caught.value)
+
+
+def test_masked_lm_dictionaries_are_loaded(tmp_path):
+    """As fairseq's main branch loads them for translation_from_pretrained_xlm: with <mask> after its own symbols."""
+    words = dictionary(3)
+    words.save(str(path := tmp_path / "dict.txt"))
+    loaded = MaskedLMDictionary.load(str(path))
+    assert loaded.symbols == [*words.symbols[: words.nspecial], "<mask>", *words.symbols[words.nspecial :]]
