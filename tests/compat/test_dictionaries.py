@@ -1,4 +1,4 @@
-"""Dictionaries that do not match a checkpoint are named (by command: robustness/test_untrusted_checkpoints.py); others load."""
+"""Dictionaries that do not match are named (by command: robustness/test_untrusted_checkpoints.py); others load."""
 
 import pytest
 
