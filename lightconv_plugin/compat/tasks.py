@@ -1,6 +1,7 @@
 """Patches for fairseq's tasks."""
 
 import functools
+import math
 from argparse import Namespace
 from collections.abc import Callable
 from typing import Any
@@ -54,3 +55,60 @@ def _loaded_as_in_the_first_epoch(load: Callable) -> Callable:
         return load(self, split, epoch if self.has_sharded_data(split) else 1, *args, **kwargs)
 
     return load_dataset
+
+
+def _all_sentences_are_too_many() -> bool:
+    from fairseq.data import ListDataset, ResamplingDataset
+
+    try:
+        ResamplingDataset(ListDataset([0]), replace=False, size_ratio=1.0)
+    except AssertionError:
+        return True
+    return False
+
+
+@patch(versions="all versions of fairseq", needed=_all_sentences_are_too_many)
+def languages_without_sampling() -> None:
+    """fairseq's multilingual_language_modeling fails (`AssertionError`) where a language is neither cut nor repeated.
+
+    This is so with the default of --multilang-sampling-alpha. The part of its text that is drawn must be less than 1,
+    and that is rounded up to a number of sentences.
+    """
+    from fairseq.data import ResamplingDataset
+
+    original = ResamplingDataset.__init__
+
+    @functools.wraps(original)
+    def __init__(
+        self: Any,
+        dataset: Any,
+        weights: Any = None,
+        replace: bool = True,
+        size_ratio: float = 1.0,
+        *args: Any,
+        **kwargs: Any,
+    ) -> None:
+        if not replace and size_ratio == 1:
+            size_ratio = math.nextafter(1, 0)
+        original(self, dataset, weights, replace, size_ratio, *args, **kwargs)
+
+    ResamplingDataset.__init__ = __init__
+
+
+@patch(versions="all versions of fairseq")
+def multilingual_perplexity() -> None:
+    """fairseq-eval-lm fails with the task multilingual_language_modeling, whose batches cannot be iterated over.
+
+    The task for one language returns the batches of an epoch there.
+    """
+    from fairseq.data.iterators import EpochBatchIterating
+    from fairseq.tasks.multilingual_language_modeling import MultilingualLanguageModelingTask as Task
+
+    original = Task.eval_lm_dataloader
+
+    @functools.wraps(original)
+    def eval_lm_dataloader(self: Any, *args: Any, **kwargs: Any) -> Any:
+        batches = original(self, *args, **kwargs)
+        return batches.next_epoch_itr(shuffle=False) if isinstance(batches, EpochBatchIterating) else batches
+
+    Task.eval_lm_dataloader = eval_lm_dataloader

@@ -1,5 +1,6 @@
 """fairseq's tasks beside translation and language modelling."""
 
+import re
 import shutil
 
 import pytest
@@ -9,7 +10,7 @@ pytest.importorskip("fairseq")
 from fairseq.tasks.multilingual_denoising import MultilingualDenoisingConfig, MultilingualDenoisingTask
 
 import lightconv_plugin.models  # noqa: F401 (the patches)
-from tests.compat.fairseq_runs import BLEU, NO_GPU, PLUGIN, check_needed, train
+from tests.compat.fairseq_runs import BLEU, LANGUAGE_MODEL, NO_GPU, PLUGIN, RECIPE, check_needed, train
 from tests.fairseq_cli import run
 
 BART = "--task translation_from_pretrained_bart --langs de,en --source-lang de --target-lang en".split()
@@ -28,10 +29,16 @@ def test_translation_from_pretrained_bart(data, tmp_path):
     check_needed("pretrained_bart_options", "no attribute 'args'", command)
 
 
+@pytest.fixture
+def languages(data, tmp_path):
+    """The data of a task for text in several languages, of which there is one."""
+    shutil.copytree(data.parent / "english", tmp_path / "data" / "en")
+    shutil.copy(data.parent / "english" / "dict.txt", tmp_path / "data")
+    return tmp_path / "data"
+
+
 @pytest.mark.parametrize("patched", [True, False], ids=["resumed_languages", "fairseq"])
-def test_text_of_several_languages_is_shuffled_as_without_interruption(data, tmp_path, monkeypatch, patched):
-    shutil.copytree(data.parent / "english", tmp_path / "en")
-    shutil.copy(tmp_path / "en" / "dict.txt", tmp_path)
+def test_text_of_several_languages_is_shuffled_as_without_interruption(languages, monkeypatch, patched):
     if not patched:
         monkeypatch.setattr(
             MultilingualDenoisingTask, "load_dataset", MultilingualDenoisingTask.load_dataset.__wrapped__
@@ -39,7 +46,13 @@ def test_text_of_several_languages_is_shuffled_as_without_interruption(data, tmp
 
     def order(epoch):
         """The sentences in the second epoch of a training that is begun, or resumed, in this one."""
-        options = {"data": str(tmp_path), "langs": "en", "sample_break_mode": "eos", "tokens_per_sample": 20, "seed": 1}
+        options = {
+            "data": str(languages),
+            "langs": "en",
+            "sample_break_mode": "eos",
+            "tokens_per_sample": 20,
+            "seed": 1,
+        }
         cfg = MultilingualDenoisingConfig(**options, dataset_impl=None, train_subset="train", valid_subset="valid")
         task = MultilingualDenoisingTask.setup_task(cfg)
         task.load_dataset("train", epoch=epoch)
@@ -47,3 +60,21 @@ def test_text_of_several_languages_is_shuffled_as_without_interruption(data, tmp
         return task.dataset("train").ordered_indices().tolist()
 
     assert (order(1) == order(2)) is patched
+
+
+def test_a_language_model_of_several_languages(languages, tmp_path):
+    """Its text is drawn as it is: languages_without_sampling. multilingual_perplexity: fairseq-eval-lm scores it."""
+    task = ["--task", "multilingual_language_modeling"]
+
+    def training(**environment):
+        options = [*LANGUAGE_MODEL, *task, *RECIPE, "--max-update", 1, "--save-dir", tmp_path]
+        return run("train", languages, *PLUGIN, *options, **NO_GPU, **environment)
+
+    def perplexity(**environment):
+        options = [*task, "--tokens-per-sample", 20, "--path", tmp_path / "checkpoint_last.pt"]
+        return run("eval-lm", languages, *PLUGIN, *options, **NO_GPU, **environment)
+
+    training()
+    assert re.search(r"Perplexity: \d", perplexity())
+    check_needed("languages_without_sampling", "AssertionError", training)
+    check_needed("multilingual_perplexity", "is not iterable", perplexity)
