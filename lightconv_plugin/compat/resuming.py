@@ -94,19 +94,7 @@ def resumed_batches() -> None:
     fairseq_task.FairseqTask.get_batch_iterator = get_batch_iterator
 
 
-def _first_epoch_decides() -> bool:
-    from fairseq.data import ListDataset
-    from fairseq.data.iterators import EpochBatchIterator
-
-    epochs = EpochBatchIterator(ListDataset([0] * 9), list, [[number] for number in range(9)], reuse_dataloader=True)
-    orders = []
-    for shuffle in (False, True):
-        epochs.next_epoch_itr(shuffle=shuffle)
-        orders.append(epochs.dataloader.batch_sampler.batches)
-    return orders[0] == orders[1]
-
-
-@patch(versions="all versions of fairseq", needed=_first_epoch_decides)
+@patch(versions="all versions of fairseq")
 def end_of_the_curriculum() -> None:
     """With --curriculum fairseq shuffles the batches of no epoch, unless the training is resumed after the curriculum.
 
