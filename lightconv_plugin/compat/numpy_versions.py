@@ -1,4 +1,4 @@
-"""Patches for fairseq with numpy 2."""
+"""Patches for fairseq with later versions of numpy."""
 
 import inspect
 import sys
@@ -33,6 +33,14 @@ def batch_buckets() -> None:
 
     for module in _modules_binding("get_buckets", original):
         module.get_buckets = get_buckets
+
+
+@patch(versions="numpy 1.24 and later", needed=lambda: not hasattr(np, "float"))
+def numpy_float() -> None:
+    """numpy 1.24 has no `numpy.float`, which the training of fairseq's nacrf_transformer uses."""
+    from fairseq.modules import dynamic_crf_layer
+
+    dynamic_crf_layer.np = types.SimpleNamespace(float=float)
 
 
 def _modules_binding(name: str, value: Any) -> Iterator[Any]:

@@ -9,6 +9,7 @@ import torch
 pytest.importorskip("fairseq", reason="fairseq is not installed")
 
 from fairseq.modules import AdaptiveInput, AdaptiveSoftmax, SinusoidalPositionalEmbedding
+from fairseq.modules.dynamic_crf_layer import DynamicCRF
 
 import lightconv_plugin.models  # noqa: F401 (the patches)
 from tests import programs
@@ -92,3 +93,13 @@ def test_attention_is_not_cudnns(skipped):
     code = "import torch, lightconv_plugin.models; print(torch.backends.cuda.cudnn_sdp_enabled())"
     result = programs.run(warm_python(), "-c", code, LIGHTCONV_SKIP_PATCHES=skipped)
     assert result.stdout.split()[-1:] == [str(bool(skipped))]
+
+
+def test_the_crf_of_fairseq_normalises_with_numpy_float():
+    """numpy_float: with a beam of all words, the sum over all sequences, as by writing them out."""
+    torch.manual_seed(1)
+    crf, emissions, mask = DynamicCRF(5, low_rank=4, beam_size=5), torch.randn(1, 3, 5), torch.ones(1, 3, dtype=bool)
+    sequences = torch.cartesian_prod(*[torch.arange(5)] * 3)
+    expected = crf._compute_score(emissions.expand(125, -1, -1), sequences, None).log_softmax(dim=0)
+    found = [crf(emissions, sequence[None], mask) for sequence in sequences[:7]]
+    torch.testing.assert_close(torch.cat(found), expected[:7])
