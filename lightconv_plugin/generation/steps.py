@@ -207,10 +207,11 @@ def rounded(src_tokens: Tensor) -> tuple[int, int]:
 def _converted(model: EncoderDecoder, dtype: torch.dtype) -> EncoderDecoder:
     """A copy in half precision.
 
-    TaLK's offsets stay in float32: there are few, and they decide how far the windows reach.
+    TaLK's offsets of the decoder stay in float32: there are few, and they decide how far the windows reach. The
+    encoder's operator takes them in the type of its input.
     """
     model = copy.deepcopy(model).to(dtype)
-    for module in model.modules():
+    for module in model.decoder.modules():
         if isinstance(module, TaLKConv):
             module.offsets.float()
     return model

@@ -74,6 +74,15 @@ def test_bfloat16_is_close(mixer):
     assert 1e-5 < float(error) < 0.03
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_half_precision_of_a_gpu_encodes_with_every_mixer(monkeypatch, dtype):
+    monkeypatch.setattr("lightconv_plugin.generation.steps.on_gpu", lambda tensor: True)
+    sample = toys.batch(6)["net_input"]
+    for mixer in MIXERS:
+        steps = StepModel(plain_model(toys.ours(encoder_conv_type=mixer, encoder_glu=False)), dtype)
+        assert steps.start(sample["src_tokens"], 3).source_mask.dtype == getattr(torch, dtype)
+
+
 def test_wrong_number_of_rows():
     beams = Beams(4, 3, torch.device("cpu"))
     beams.advance(4)
