@@ -15,7 +15,7 @@ says why).
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -333,15 +333,7 @@ class EncoderAttention:
         return self.out_proj(_attend(query, memory.keys[:live], memory.values[:live], mask).flatten(0, 1))
 
 
-class StepMixer(Protocol):
-    """A layer's mixer, one token at a time. `memory` is what its method of this name returned."""
-
-    def memory(self, beams: Beams, like: Tensor) -> Memory: ...
-
-    def __call__(self, x: Tensor, memory: Any, beams: Beams) -> Tensor: ...
-
-
-def build_mixer(module: nn.Module, dtype: str) -> StepMixer:
+def build_mixer(module: nn.Module, dtype: str) -> ConvMixer | SelfAttention:
     """The step mixer for a decoder layer's `self_attn`; UnsupportedModelError if there is none."""
     if isinstance(module, ConvBlock):
         return ConvMixer(module, dtype)

@@ -10,6 +10,8 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -17,13 +19,12 @@ from torch import Tensor
 
 from lightconv_plugin.errors import UnsupportedModelError
 from lightconv_plugin.generation.beams import Beams, move, power_of_two
-from lightconv_plugin.generation.encoder import PackedEncoder
 from lightconv_plugin.generation.mixers import EncoderAttention, Memory, Source, build_mixer
-from lightconv_plugin.generation.sublayers import FeedForward, PackedLinear, Residual, optional_norm, pack
+from lightconv_plugin.generation.sublayers import FeedForward, PackedLinear, Residual, in_bfloat16, pack
 from lightconv_plugin.modules.embeddings import LearnedPositions
 from lightconv_plugin.modules.layer import Layer
 from lightconv_plugin.modules.talk import TaLKConv
-from lightconv_plugin.modules.transformer import EncoderDecoder
+from lightconv_plugin.modules.transformer import Encoder, EncoderDecoder
 from lightconv_plugin.ops.backends import on_gpu
 
 _FIRST_POSITIONS = 64
@@ -87,14 +88,14 @@ class StepModel:
         self.embed_positions = decoder.embed_positions
         self.project_in = None if decoder.project_in_dim is None else pack(decoder.project_in_dim, dtype=dtype)
         self.project_out = None if decoder.project_out_dim is None else pack(decoder.project_out_dim, dtype=dtype)
-        self.embedding_norm = optional_norm(decoder.layernorm_embedding)
+        self.embedding_norm = decoder.layernorm_embedding
         self.layers = [_Layer(layer, dtype) for layer in decoder.layers]
-        self.final_norm = optional_norm(decoder.layer_norm)
+        self.final_norm = decoder.layer_norm
         if decoder.output_projection is None:
             self.output = PackedLinear(self.embedding, decoder.output_bias, dtype)
         else:
             self.output = pack(decoder.output_projection, dtype=dtype)
-        self.encoder = PackedEncoder(model.encoder, dtype)
+        self.encoder = partial(encode, in_bfloat16(model.encoder) if dtype == "bfloat16" else model.encoder)
         self._positions: Tensor | None = None
 
     @torch.no_grad()
@@ -198,6 +199,16 @@ class StepModel:
         return sources, targets
 
 
+def encode(encoder: Encoder, src_tokens: Tensor) -> tuple[Tensor, Tensor]:
+    """src_tokens (S,T) → encoded (T,S,d), and pads (S,T) bool; the encoding at pads is meaningless."""
+    pads = src_tokens.eq(encoder.pad)
+    x = encoder.embed(src_tokens, pads).masked_fill(pads.t().unsqueeze(-1), 0)
+    some = pads if bool(pads.any()) else None  # attention without a mask is faster
+    for layer in encoder.layers:
+        x = layer(x, some)
+    return x if encoder.layer_norm is None else encoder.layer_norm(x), pads
+
+
 def rounded(src_tokens: Tensor) -> tuple[int, int]:
     """Shape (S,T) of a batch rounded up to powers of two, so that few sizes occur."""
     sentences, steps = src_tokens.shape
@@ -234,7 +245,7 @@ class _Layer:
         """What the attention reads of the encoder's output; None without this attention."""
         return None if self.attention is None else self.attention.memory(encoded, mask, beams)
 
-    def __call__(self, x: Tensor, memory: Memory, source: Source | None, beams: Beams) -> Tensor:
+    def __call__(self, x: Tensor, memory: Any, source: Source | None, beams: Beams) -> Tensor:
         """(N,d) → (N,d)."""
         residual = self.mixer_residual
         x = residual.leave(self.mixer(residual.enter(x), memory, beams), x)

@@ -1,4 +1,4 @@
-"""The parts that layers of both sides share: linear layers, norms, the FFN, and the order of norm and residual."""
+"""The parts of a decoder's layers: linear layers, the FFN, and the order of norm and residual."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from lightconv_plugin.errors import UnsupportedModelError
 from lightconv_plugin.modules.layer import ACTIVATIONS, Layer
 from lightconv_plugin.modules.linear import Linear
+from lightconv_plugin.modules.transformer import Encoder
 
 # The other activations need more memory than their input.
 _IN_PLACE = {"relu": torch.relu_, "tanh": torch.tanh_}
@@ -74,26 +75,27 @@ def pack(*linears: nn.Module, dtype: str) -> PackedLinear:
     return PackedLinear(*side_by_side(*linears), dtype)
 
 
-class Norm:
-    """Layer normalisation (N,d) → (N,d), a new tensor."""
+class _Bfloat16Linear(nn.Linear):
+    """A linear layer that computes as PackedLinear with this dtype."""
 
-    def __init__(self, norm: nn.LayerNorm):
-        self.shape, self.eps = norm.normalized_shape, norm.eps
-        self.weight, self.bias = norm.weight.detach(), norm.bias.detach()
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return F.layer_norm(x, self.shape, self.weight, self.bias, self.eps)
+    def forward(self, input: Tensor) -> Tensor:
+        return F.linear(input.to(self.weight.dtype), self.weight, self.bias).to(input.dtype)
 
 
-def optional_norm(norm: nn.LayerNorm | None) -> Norm | None:
-    return None if norm is None else Norm(norm)
+def in_bfloat16(encoder: Encoder) -> Encoder:
+    """A copy whose linear layers compute in bfloat16. TaLK's offsets, which are few, stay as they are."""
+    encoder = copy.deepcopy(encoder)
+    for module in encoder.modules():
+        if type(module) is Linear:
+            module.to(torch.bfloat16).__class__ = _Bfloat16Linear
+    return encoder
 
 
 class Residual:
     """y = f(norm(x)) + x, or norm(f(x) + x)."""
 
     def __init__(self, norm: nn.LayerNorm, before: bool):
-        self.norm, self.before = Norm(norm), before
+        self.norm, self.before = norm, before
 
     def enter(self, x: Tensor) -> Tensor:
         """The input of f."""

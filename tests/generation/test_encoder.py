@@ -1,12 +1,12 @@
-"""PackedEncoder against the encoder that it was made from."""
+"""The encoder of a search against that of the model."""
 
 import pytest
 import torch
 
 pytest.importorskip("fairseq")
 
-from lightconv_plugin.errors import UnsupportedModelError
-from lightconv_plugin.generation.encoder import PackedEncoder
+from lightconv_plugin.generation.steps import encode
+from lightconv_plugin.generation.sublayers import in_bfloat16
 from lightconv_plugin.mixers import MIXERS
 from lightconv_plugin.models.plain import plain_model
 from lightconv_plugin.ops import NORMALIZATIONS
@@ -31,7 +31,7 @@ def check(model, sample, tolerance: float = 1e-5):
     encoder = model.encoder
     with torch.no_grad():
         expected = encoder(**sample)["encoder_out"][0]
-        output, pads = PackedEncoder(plain_model(model).encoder)(sample["src_tokens"])
+        output, pads = encode(plain_model(model).encoder, sample["src_tokens"])
     words = ~pads.t()
     assert output.shape == expected.shape
     torch.testing.assert_close(output[words], expected[words], rtol=1e-4, atol=tolerance)
@@ -60,17 +60,11 @@ def test_fairseqs_encoder(before):
     check(toys.fairseqs(encoder_normalize_before=before, prepare=toys.stirred), toys.batch(7)["net_input"])
 
 
-def test_refuses_other_mixers():
-    encoder = plain_model(toys.ours()).encoder
-    encoder.layers[1].self_attn = torch.nn.Identity()
-    with pytest.raises(UnsupportedModelError, match="an encoder layer with Identity"):
-        PackedEncoder(encoder)
-
-
+@torch.no_grad()
 def test_bfloat16_is_close():
     model = toys.ours(encoder_conv_type="dynamic,attention,talk", prepare=toys.stirred)
     tokens = toys.batch(7)["net_input"]["src_tokens"]
     encoder = plain_model(model).encoder
-    expected, pads = PackedEncoder(encoder)(tokens)
-    error = (PackedEncoder(encoder, "bfloat16")(tokens)[0] - expected)[~pads.t()]
+    expected, pads = encode(encoder, tokens)
+    error = (encode(in_bfloat16(encoder), tokens)[0] - expected)[~pads.t()]
     assert 1e-5 < float(error.square().mean().sqrt() / expected[~pads.t()].std()) < 0.03
