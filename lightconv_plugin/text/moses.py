@@ -1,8 +1,9 @@
 """Moses' text preparation, for corpora and for text to translate: the same results as its Perl scripts, but faster.
 
-The rules are those of normalize-punctuation.perl, remove-non-printing-char.perl, tokenizer.perl and lowercase.perl at
-moses-smt/mosesdecoder 3445289, the newest; tests/text/test_moses.py has their output for hard cases. The punctuation
-table and the lists of abbreviations come from sacremoses. Its tokeniser is not used, since it differs from Perl:
+The rules are those of normalize-punctuation.perl, remove-non-printing-char.perl and tokenizer.perl at
+moses-smt/mosesdecoder 3445289, the newest; tests/text/test_moses.py has their output for hard cases. (lowercase.perl is
+in recipe.py.) The punctuation table and the lists of abbreviations come from sacremoses. Its tokeniser is not used,
+since it differs from Perl:
 
   - A full stop at the end of a line stays with an abbreviation, as in Perl before November 2018 (`keep_last`).
   - Its letters lack Chinese, Japanese and Korean (in a line of another language, each becomes a token) and recent
@@ -35,8 +36,6 @@ from itertools import zip_longest
 from typing import cast
 
 import regex
-
-from lightconv_plugin.text.case import lower
 
 _CACHED_WORDS = 500_000  # in each process: about 100 MB
 
@@ -237,22 +236,18 @@ class _Tokeniser:
 
 def tokeniser(
     lang: str,
-    lowercase: bool = False,
     normalise: bool = False,
     remove_non_printing: bool = False,
     aggressive: bool = False,
-    lowercase_first: bool = False,
     keep_last: bool = False,
 ) -> Callable[[str], str]:
     """A function that tokenises a raw line, with the requested steps in this order:
 
     Args:
         lang: language of the text, such as "de"
-        lowercase_first: lowercase.perl before anything else, like Multi30k's authors
         normalise: normalize-punctuation.perl -l LANG
         remove_non_printing: remove-non-printing-char.perl
         aggressive: run tokenizer.perl -l LANG, which is always run, with -a: a-b becomes a @-@ b
-        lowercase: lowercase.perl at the end, like fairseq's IWSLT script
         keep_last: a full stop at the end of the line stays with an abbreviation ("the U.S."), as in tokenizer.perl
             before November 2018; since then it is a separate token ("the U.S .")
 
@@ -260,15 +255,11 @@ def tokeniser(
         ValueError: the language is Catalan or Tetun.
     """
     steps: list[Callable[[str], str]] = []
-    if lowercase_first:
-        steps.append(lower)
     if normalise:
         steps.append(_normaliser(lang))
     if remove_non_printing:
         steps.append(lambda line: line if line.isprintable() else _NON_PRINTING.sub(" ", line))
     steps.append(_Tokeniser(lang, aggressive, keep_last))
-    if lowercase:
-        steps.append(lower)
 
     def prepare(line: str) -> str:
         for step in steps:

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
 from typing import Literal, get_args
 
-from lightconv_plugin.text.case import lower
 from lightconv_plugin.validation import read
 
 Tokeniser = Literal["moses", "sacremoses", "jieba", "sudachi", "none"]
@@ -65,31 +64,27 @@ class Recipe:
         steps: list[Callable[[str], str]] = []
         if self.plain_apostrophe:
             steps.append(lambda line: line.replace("’", "'"))
-        if self.tokeniser == "moses":
-            from lightconv_plugin.text import moses
-
-            rules = moses_rules(self.lang)
-            first, last = self.lowercase == "first", self.lowercase == "last"
-            steps.append(
-                moses.tokeniser(
-                    rules,
-                    lowercase=last,
-                    normalise=self.normalise,
-                    aggressive=self.aggressive,
-                    lowercase_first=first,
-                    keep_last=self.keep_last,
-                )
-            )
-            return _chain(steps)
-        case = lower if self.tokeniser == "none" else str.lower  # what is tokenised already is mostly Moses' work
+        # What is tokenised already is mostly Moses' work.
+        case = lower if self.tokeniser in ("moses", "none") else str.lower
         if self.lowercase == "first":
             steps.append(case)
-        steps.append(self._other())
+        steps.append(self._tokens())
         if self.lowercase == "last":
             steps.append(case)
-        return _chain(steps)
 
-    def _other(self) -> Callable[[str], str]:
+        def through(line: str) -> str:
+            for step in steps:
+                line = step(line)
+            return line
+
+        return through
+
+    def _tokens(self) -> Callable[[str], str]:
+        if self.tokeniser == "moses":
+            from lightconv_plugin.text import moses as rules
+
+            options = {"normalise": self.normalise, "aggressive": self.aggressive, "keep_last": self.keep_last}
+            return rules.tokeniser(moses_rules(self.lang), **options)
         if self.tokeniser == "sacremoses":
             from sacremoses import MosesTokenizer
 
@@ -148,10 +143,6 @@ def moses_languages() -> set[str]:
     return set(NonbreakingPrefixes().available_langs.values()) | {"ja", "ko"}
 
 
-def _chain(steps: list[Callable[[str], str]]) -> Callable[[str], str]:
-    def through(line: str) -> str:
-        for step in steps:
-            line = step(line)
-        return line
-
-    return through
+def lower(line: str) -> str:
+    """lowercase.perl: like str.lower, but Σ becomes σ even at the end of a word."""
+    return line.replace("Σ", "σ").lower()

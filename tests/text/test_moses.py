@@ -85,7 +85,6 @@ NORMALISED = [
     ("en", "a\rb", "ab"),
 ]
 PRINTING = [("a\xadb\u200bc\ufeff\x01\td", "a b c   d"), ("x\ue000y\U000e0001z", "x y z")]
-LOWER = [("ΑΣ ΣΑΣ İI ẞ Ǆ", "ασ σασ i̇i ß ǆ"), ("ÄÖÜ", "äöü")]
 
 
 @pytest.mark.parametrize("lang, text, expected", TOKENISED)
@@ -112,21 +111,6 @@ def test_normalised_as_by_perl(lang, text, expected):
 def test_non_printing_characters(text, expected):
     tokenise = moses.tokeniser("en", remove_non_printing=True)
     assert tokenise(text) == " ".join(expected.split())
-
-
-@pytest.mark.parametrize("text, expected", LOWER)
-def test_lower_case(text, expected):
-    assert moses.lower(text) == expected
-    assert moses.tokeniser("en", lowercase=True)(text) == expected
-
-
-def test_the_order_of_the_steps():
-    """Lower-case first, every full stop has a small letter after it and stays with its word."""
-    text = "Hier ist Dr. Müller. Und „du.“"
-    before = moses.tokeniser("de", normalise=True, lowercase_first=True)
-    after = moses.tokeniser("de", normalise=True, lowercase=True)
-    assert before(text) == "hier ist dr. müller. und &quot; du &quot; ."
-    assert after(text) == "hier ist dr. müller . und &quot; du &quot; ."
 
 
 def test_what_was_seen_before_changes_nothing(monkeypatch):

@@ -8,7 +8,7 @@ from types import ModuleType
 import pytest
 
 from lightconv_plugin.text import moses
-from lightconv_plugin.text.recipe import Recipe
+from lightconv_plugin.text.recipe import Recipe, lower
 
 RECIPES = [
     Recipe("moses", "de"),
@@ -59,11 +59,11 @@ HARD = ["It’s “well-known” in the U.S.", "Don't  say\t3,5 %!", "", "Ein A&
         (Recipe("moses", "en"), moses.tokeniser("en")),
         (Recipe("moses", "de", aggressive=True), moses.tokeniser("de", aggressive=True)),
         (Recipe("moses", "de_AT", aggressive=True), moses.tokeniser("de", aggressive=True)),
-        (Recipe("moses", "en", lowercase="last"), moses.tokeniser("en", lowercase=True)),
-        (Recipe("moses", "de", lowercase="first"), moses.tokeniser("de", lowercase_first=True)),
+        (Recipe("moses", "en", lowercase="last"), lambda line: lower(moses.tokeniser("en")(line))),
+        (Recipe("moses", "de", lowercase="first"), lambda line: moses.tokeniser("de")(lower(line))),
         (
             Recipe("moses", "de", lowercase="first", normalise=True, keep_last=True),
-            moses.tokeniser("de", normalise=True, lowercase_first=True, keep_last=True),
+            lambda line: moses.tokeniser("de", normalise=True, keep_last=True)(lower(line)),
         ),
         (Recipe("none", "", lowercase="first"), lambda line: " ".join(line.lower().split())),
     ],
@@ -74,6 +74,20 @@ def test_tokenise(recipe, equal):
     for line in HARD:
         assert recipe.tokenise()(line) == equal(line)
         assert plain.tokenise()(line) == equal(line.replace("’", "'"))
+
+
+@pytest.mark.parametrize("text, expected", [("ΑΣ ΣΑΣ İI ẞ Ǆ", "ασ σασ i̇i ß ǆ"), ("ÄÖÜ", "äöü")])
+def test_lower_case(text, expected):
+    assert lower(text) == expected
+    assert Recipe("moses", "en", lowercase="last").tokenise()(text) == expected
+
+
+def test_the_order_of_the_steps():
+    """Lower-case first, every full stop has a small letter after it and stays with its word."""
+    text = "Hier ist Dr. Müller. Und „du.“"
+    before, after = (Recipe("moses", "de", normalise=True, lowercase=when).tokenise() for when in ("first", "last"))
+    assert before(text) == "hier ist dr. müller. und &quot; du &quot; ."
+    assert after(text) == "hier ist dr. müller . und &quot; du &quot; ."
 
 
 def test_sacremoses_escapes_nothing_and_takes_paragraphs_apart():

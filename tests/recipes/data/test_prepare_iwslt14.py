@@ -101,11 +101,11 @@ def test_titles_are_text_and_addresses_are_not(prepared):
 
 def test_pairs_are_cleaned_and_every_23rd_is_for_validation(prepared):
     """From the raw text by the definition, with a tokenising that is tested elsewhere."""
-    from lightconv_plugin.text import moses
+    from lightconv_plugin.text.recipe import Recipe
 
     sides = []
     for lang in ("de", "en"):
-        tokenise = moses.tokeniser(lang, lowercase=True)
+        tokenise = Recipe("moses", lang, lowercase="last").tokenise()
         sides.append([tokenise(line) for line in lines(prepared / f"raw/train.{lang}")])
     rows = [row for row in zip(*sides, strict=True) if keep_pair(*row, 175, 1.5)]
     assert len(sides[0]) - 12 < len(rows) < len(sides[0]) - 2
