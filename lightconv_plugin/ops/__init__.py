@@ -22,8 +22,8 @@ tensor needs no copy), those of channels, taps and heads at most a copy. The res
 `torch.empty_like(x)`, or is contiguous where x is copied. Every floating tensor argument has a first-order gradient,
 also in torch.func.grad, vjp and jacrev; forward-mode derivatives raise NotImplementedError. An empty batch is allowed.
 The result for one sentence does not depend on the batch it is in. Wrong arguments raise TypeError (types) or ValueError
-(shapes, devices, values). None of this is said of `ring_step` and `best_words`, which are for a step of beam search
-(decoding.py).
+(shapes, devices, values): see `checks`. None of this is said of `ring_step` and `best_words`, which are for a step of
+beam search (decoding.py).
 
 Sources: Wu, Fan, Baevski, Dauphin and Auli, "Pay Less Attention with Lightweight and Dynamic Convolutions", ICLR 2019;
 Lioutas and Guo, "Time-aware Large Kernel Convolutions", ICML 2020.
@@ -132,11 +132,7 @@ def dynamicconv(
             packed sequence's rows); the other taps get weight 0. A row without any tap inside gives 0 (plus bias).
         x, padding_l, normalize, bias, lengths, cu_seqlens, glu: as for `lightconv`.
 
-    Returns:
-        (T, B, C), in x's dtype and layout.
-
-    Raises:
-        TypeError, ValueError: as for `lightconv`.
+    Returns and raises what `lightconv` does.
     """
     return _convolve(
         "dynamicconv", x, weight, bias, lengths, cu_seqlens, padding_l, normalize, dropout, renorm_padding, glu
@@ -167,9 +163,6 @@ def lightconv_step(
 
     Returns:
         out (n, B, C), and the next state (min(r + n, K − 1), B, C), which shares no memory with the arguments.
-
-    Raises:
-        TypeError, ValueError: see `checks`.
     """
     return _convolve_step("lightconv_step", x, state, weight, bias, normalize, dropout, glu)
 
@@ -185,20 +178,12 @@ def dynamicconv_step(
     renorm_padding: bool = False,
     glu: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """The next n tokens of a causal `dynamicconv` (padding_l = K − 1).
-
-    The outputs equal those of the full pass, however the sequence is divided into calls.
+    """The next n tokens of a causal `dynamicconv` (padding_l = K − 1), as `lightconv_step`.
 
     Args:
         weight: (n, B, H, K), the filters of the new tokens.
         renorm_padding: as for `dynamicconv`; rows missing in the state (before the sequence's beginning) are outside.
         x, state, normalize, dropout, bias, glu: as for `lightconv_step`.
-
-    Returns:
-        out (n, B, C), and the next state (min(r + n, K − 1), B, C), which shares no memory with the arguments.
-
-    Raises:
-        TypeError, ValueError: see `checks`.
     """
     return _convolve_step("dynamicconv_step", x, state, weight, bias, normalize, dropout, renorm_padding, glu)
 
@@ -232,20 +217,14 @@ def talkconv(
             max. Negative offsets count as 0, infinite ones reach the end of the sequence on their side, and NaN makes
             out[t, b] NaN for its head. offset_right is None if and only if max_right is 0.
         max_left, max_right: ints, 0 ≤ max < 2³⁰, in rows. max_right = 0 is causal.
-        lengths: (B,) int32 or int64: positions ≥ lengths[b] of x read as zero. Their content, NaN included, affects
-            no output and no gradient. The outputs at these positions are computed as if x were zero there.
-        cu_seqlens: (N+1,) int32, non-decreasing from 0 to T; requires B = 1. Sequence i is
-            x[cu_seqlens[i]:cu_seqlens[i+1]]; no window reaches across a boundary. Cannot be combined with `lengths`.
+        lengths, cu_seqlens: as for `lightconv`; no window reaches across a boundary.
 
     Returns:
         (T, B, C), in x's dtype and layout. NaN or ±inf in x affects only the outputs whose windows contain it. An
         offset's gradient is that of the fractional row at its end of the window. It is 0 if there is no fraction, or
         if that row is outside the sequence.
 
-    Raises:
-        TypeError, ValueError: see `checks`. The values of lengths and cu_seqlens are checked only on the CPU,
-            outside tracing and torch.vmap; elsewhere the host would have to wait for them. Invalid values that are not
-            checked never cause reads outside x.
+    Raises what `lightconv` does.
     """
     x, offset_left, offset_right = _prepare(("x", "offset_left", "offset_right"), x, offset_left, offset_right)
     checks.talk(x, offset_left, offset_right, max_left, max_right, lengths=lengths, cu_seqlens=cu_seqlens)
@@ -294,9 +273,6 @@ def dropout(x: Tensor, p: float) -> Tensor:
 
     Returns:
         A tensor of x's shape and dtype, contiguous; x itself for p = 0.
-
-    Raises:
-        TypeError, ValueError: see `checks`.
     """
     checks.floating(("x",), (x,))
     checks.probability("p", p)

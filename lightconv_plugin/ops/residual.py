@@ -28,9 +28,6 @@ def dropout_add_layer_norm(
 
     Returns:
         (…, C), contiguous. All tensors have first-order gradients.
-
-    Raises:
-        TypeError, ValueError: wrong types, shapes, devices or values.
     """
     checks.residual(x, residual, weight, bias, p, eps)
     if forward_ad._current_level >= 0:
@@ -48,9 +45,6 @@ def relu_dropout(x: Tensor, p: float) -> Tensor:
     Returns:
         A contiguous tensor of x's shape and type. It must not be changed in place: its zeros are where x has no
         gradient.
-
-    Raises:
-        TypeError, ValueError: see `checks`.
     """
     checks.floating(("x",), (x,))
     checks.probability("p", p)
