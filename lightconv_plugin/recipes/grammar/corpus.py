@@ -169,35 +169,27 @@ class Grammar:
             ("plain", "copula", "extra", "sub last", "sub first", "question", "why", "but"),
             (0.36, 0.08, 0.14, 0.12, 0.12, 0.07, 0.04, 0.07),
         )[0]
-        if kind == "copula":
-            clause = self.copula()
-            return sentence(clause.en(), "."), sentence(clause.de_main(), ".")
-        if kind == "extra":
-            clause = self.with_extra()
-            return sentence(clause.en(), "."), sentence(clause.de_main(), ".")
         if kind in ("question", "why"):
             clause = self.clause(simple=self.chance(0.5))
             en, de = ([], []) if kind == "question" else (["why"], ["warum"])
             return sentence([*en, *clause.en_question()], "?"), sentence([*de, *clause.de_main("clause")], "?")
         if kind == "plain":
             en, de = self.main(self.clause())
-            return sentence(en, "."), sentence(de, ".")
-        first, second = self.clause(simple=True), self.clause(simple=True)
+        elif kind in ("copula", "extra"):
+            clause = self.copula() if kind == "copula" else self.with_extra()
+            en, de = clause.en(), clause.de_main()
+        else:
+            en, de = self.joined(kind, self.clause(simple=True), self.clause(simple=True))
+        return sentence(en, "."), sentence(de, ".")
+
+    def joined(self, kind: str, first: Clause, second: Clause) -> tuple[list[str], list[str]]:
+        """Two clauses, the second one subordinate unless `kind` is "but"."""
         if kind == "but":
-            return (
-                sentence([*first.en(), ",", "but", *second.en()], "."),
-                sentence([*first.de_main(), ",", "aber", *second.de_main()], "."),
-            )
-        link_en, link_de = self.zipf(lexicon.SUBORDINATORS)
+            return [*first.en(), ",", "but", *second.en()], [*first.de_main(), ",", "aber", *second.de_main()]
+        en, de = self.zipf(lexicon.SUBORDINATORS)
         if kind == "sub last":
-            return (
-                sentence([*first.en(), link_en, *second.en()], "."),
-                sentence([*first.de_main(), ",", link_de, *second.de_final()], "."),
-            )
-        return (
-            sentence([link_en, *second.en(), ",", *first.en()], "."),
-            sentence([link_de, *second.de_final(), ",", *first.de_main("clause")], "."),
-        )
+            return [*first.en(), en, *second.en()], [*first.de_main(), ",", de, *second.de_final()]
+        return [en, *second.en(), ",", *first.en()], [de, *second.de_final(), ",", *first.de_main("clause")]
 
     def main(self, clause: Clause) -> tuple[list[str], list[str]]:
         """A main clause, sometimes with its time or place in front: this moves the verb in German only."""
