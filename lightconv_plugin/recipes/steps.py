@@ -16,6 +16,7 @@ try:
 except ImportError:  # Python 3.10
     import tomli as tomllib
 
+from lightconv_plugin.downloads.download import digest as file_digest
 from lightconv_plugin.errors import CorpusError
 from lightconv_plugin.files import atomic_write, take_lock
 from lightconv_plugin.progress import say
@@ -35,11 +36,7 @@ def digest(path: Path, of_file: Callable[[Path], str] | None = None, written: Co
             files = [p for p in files if str(p.relative_to(path)) in known]
         listing = [(str(p.relative_to(path)), (of_file or digest)(p)) for p in files]
         return hashlib.sha256(json.dumps(listing).encode()).hexdigest()
-    with path.open("rb") as file:
-        sha = hashlib.sha256()
-        while block := file.read(1 << 20):
-            sha.update(block)
-    return sha.hexdigest()
+    return file_digest("sha256", path)
 
 
 def remove(path: Path) -> None:

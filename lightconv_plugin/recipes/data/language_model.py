@@ -61,14 +61,6 @@ def find_part(paths: Sequence[Path], part: str, place: Path) -> Path:
     return files[0]
 
 
-def copy_text(source: Path, output: Path) -> None:
-    """Copy a text, decompressed if it is .gz. CorpusError if it is empty, truncated or not UTF-8."""
-    with output.open("wb") as out:
-        copy_lines(source, out)
-    if not output.stat().st_size:
-        raise CorpusError(f"{source} is empty")
-
-
 def copy_lines(source: Path, output: io.BufferedIOBase) -> None:
     """Copy a text's lines as `iter_lines` reads them, but with spaces for the carriage returns that it leaves: only
     fairseq sees ends of lines in them."""
@@ -158,9 +150,12 @@ def plan_files(request: Request, name: str, expected: Mapping[str, Size], entrie
 
 
 def copy_texts(texts: Sequence[Path], *outputs: Path) -> None:
-    """Copy texts, decompressed if they are .gz."""
+    """Copy texts, decompressed if they are .gz. CorpusError if one is empty, truncated or not UTF-8."""
     for text, output in zip(texts, outputs, strict=True):
-        copy_text(text, output)
+        with output.open("wb") as out:
+            copy_lines(text, out)
+        if not output.stat().st_size:
+            raise CorpusError(f"{text} is empty")
 
 
 def copy_from_archive(archive: Path, out: Path, *outputs: Path) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -76,6 +77,12 @@ def run_stages(steps: Steps, stages: Sequence[Stage]) -> None:
     """Run the stages that are not done."""
     for name, title, make, inputs, outputs, params in stages:
         steps.run(name, title, make, inputs=inputs, outputs=outputs, params=params)
+
+
+def copy_files(sources: Sequence[Path], *outputs: Path) -> None:
+    """Copy each file to its output."""
+    for source, output in zip(sources, outputs, strict=True):
+        shutil.copyfile(source, output)
 
 
 @contextlib.contextmanager

@@ -12,7 +12,6 @@ task. Every step streams: memory does not grow with the text.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -22,7 +21,7 @@ from lightconv_plugin.progress import say
 from lightconv_plugin.recipes.data import bpe
 from lightconv_plugin.recipes.data.options import SPLITS, Request
 from lightconv_plugin.recipes.data.pairs import PairWriter, clean_pairs, iter_pairs, keep_pair, split_every
-from lightconv_plugin.recipes.data.stages import LineMap, Plan, Sides, Stage, scratch
+from lightconv_plugin.recipes.data.stages import LineMap, Plan, Sides, Stage, copy_files, scratch
 from lightconv_plugin.recipes.data.text_pool import map_file
 from lightconv_plugin.recipes.data.wmt_sources import TASKS, Source, WmtTask, append_source, extract_sgm
 from lightconv_plugin.text import moses
@@ -66,11 +65,6 @@ def keep_raw(encoded: Sequence[Path], text: Sequence[Path], *outputs: Path) -> N
         for pair, raw in zip(iter_pairs(*encoded), iter_pairs(*text), strict=True):
             if keep_pair(*pair, MAX_LEN, RATIO, MIN_LEN):
                 kept.write(raw)
-
-
-def copy(text: Sequence[Path], *outputs: Path) -> None:
-    for path, output in zip(text, outputs, strict=True):
-        shutil.copyfile(path, output)
 
 
 class Preparation:
@@ -160,7 +154,7 @@ class Preparation:
         encoded, text, raw = (self.sides.files(kind, split) for kind in ("encoded", "text", "raw"))
         title = f"raw lines of {split}"
         if self.is_whole(split):
-            return [Stage(f"raw-{split}", title, partial(copy, text), text, raw)]
+            return [Stage(f"raw-{split}", title, partial(copy_files, text), text, raw)]
         cleaning = partial(clean, split, encoded)
         stages = [Stage(f"bpe-{split}", f"clean {split}", cleaning, encoded, self.sides.files("bpe", split), BOUNDS)]
         if split != "train":

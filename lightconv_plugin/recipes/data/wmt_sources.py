@@ -12,10 +12,9 @@ from lightconv_plugin.downloads.archives import unpack
 from lightconv_plugin.errors import CorpusError
 from lightconv_plugin.recipes.data.download import sources
 from lightconv_plugin.recipes.data.stages import scratch
-from lightconv_plugin.recipes.data.text_pool import BLOCK, count_lines, iter_lines, open_text, write_lines
+from lightconv_plugin.recipes.data.text_pool import BLOCK, BOM, count_lines, iter_lines, open_text, write_lines
 from lightconv_plugin.validation import read
 
-_BOM = b"\xef\xbb\xbf"
 _SEGMENT = re.compile(r"<seg\s[^>]*>(.*)</seg>")
 
 
@@ -83,7 +82,7 @@ def expect(pairs: int, published: int | None, what: str, any_size: bool) -> None
 def _append(source: Path, output: Path) -> None:
     """Append a text (plain or .gz) unchanged, but without a byte order mark and with a line feed at its end."""
     with open_text(source) as file, output.open("ab") as out:
-        block = file.read(BLOCK).removeprefix(_BOM)
+        block = file.read(BLOCK).removeprefix(BOM)
         last = b""
         while block:
             out.write(block)

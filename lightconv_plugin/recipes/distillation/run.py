@@ -13,10 +13,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +25,7 @@ from lightconv_plugin.progress import say
 from lightconv_plugin.recipes.data.binarise import check_words
 from lightconv_plugin.recipes.data.options import DISTILLED, as_typed
 from lightconv_plugin.recipes.data.pairs import PairWriter, iter_pairs
-from lightconv_plugin.recipes.data.stages import Sides, Stage, run_stages
+from lightconv_plugin.recipes.data.stages import Sides, Stage, copy_files, run_stages
 from lightconv_plugin.recipes.distillation import translating
 from lightconv_plugin.recipes.distillation.choosing import PROBLEMS, Limits
 from lightconv_plugin.recipes.distillation.source import Source, open_source
@@ -160,7 +159,7 @@ class _Distillation:
         rules = {**asdict(self.job.limits), "problems": list(PROBLEMS)}
         return [
             Stage("filter", "filter", self.filter, [source.train[0], self.text], kept, rules),
-            Stage("copy", "copy the other parts", lambda *outputs: _copy(same, outputs), same, copies),
+            Stage("copy", "copy the other parts", partial(copy_files, same), same, copies),
             sides.binarised(False, {"dictionaries": list(map(digest, dictionaries))}, options),
         ]
 
@@ -181,8 +180,3 @@ class _Distillation:
             bounds = f"`max_ratio` {limits.max_ratio:g} and `max_repeats` {limits.max_repeats}"
             raise CorpusError(f"no training pair is left with {bounds}")
         write_text(outputs[2], json.dumps({"pairs": pairs, "kept": kept.count, "dropped": dropped}) + "\n")
-
-
-def _copy(sources: Sequence[Path], outputs: Sequence[Path]) -> None:
-    for source, output in zip(sources, outputs, strict=True):
-        shutil.copyfile(source, output)
