@@ -158,8 +158,7 @@ class Search:
             run(kind, partial(self._step, kind))
             if new := _ends(tables.ended[: tables.live].tolist(), tables.numbers, step, counts, beam):
                 ends += new
-                enough = beam if step < self._max_len else 1
-                done = [counts[number] >= enough for number in tables.numbers]
+                done = [counts[number] == beam for number in tables.numbers]
                 if all(done):
                     break
                 if (size := self._beams.size(done.count(False))) < tables.live:

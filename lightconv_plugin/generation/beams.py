@@ -94,7 +94,7 @@ class Beams:
         self.forget()
 
     def forget(self) -> None:
-        """Drop what `slot`, `addresses` and `mask` computed for this step."""
+        """Drop what `slot`, `addresses` and `mask` computed for this step; necessary before anything else changes."""
         self._cache.clear()
 
     def begin(self) -> None:
@@ -109,7 +109,6 @@ class Beams:
         """
         table = self._ancestors.view(self.capacity * self.width, -1)
         table[: parents.shape[0], : self.steps] = table[:, : self.steps].index_select(0, parents)
-        self.forget()
 
     def keep(self, sentences: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Replace sentence i with the former sentence sentences[i], without repetition. The host waits for nothing.
@@ -123,14 +122,12 @@ class Beams:
         pairs = torch.tensor(moves, dtype=torch.int64).view(-1, 2).to(self.now.device, non_blocking=True)
         sources, targets = pairs.unbind(1)
         move(self._ancestors, 0, sources, targets)
-        self.forget()
         return sources, targets
 
     def copy_(self, other: Beams) -> None:
         """Copy the state of `other`, of the same sizes and before its first step, into these tensors."""
         self.live, self.time, self.active = other.live, other.time, other.active
         self.now.copy_(other.now)
-        self.forget()
 
     def slot(self, slots: int) -> Tensor:
         """(1,) int64: the current step's slot in a ring of `slots`."""
