@@ -71,11 +71,9 @@ class Ring(Memory):
         bias: Tensor | None = None,
         *,
         softmax: bool = False,
-        renorm_padding: bool = False,
     ) -> Tensor:
         """x (N,C) is the current step's input, which is stored; weight (N,H,K) or (H,K) → (N,C), see ops.ring_step."""
-        options = {"softmax": softmax, "renorm_padding": renorm_padding}
-        return ops.ring_step(x, self.rows, weight, beams.ancestors, beams.now, bias=bias, **options)
+        return ops.ring_step(x, self.rows, weight, beams.ancestors, beams.now, bias=bias, softmax=softmax)
 
     def gather(self, x: Tensor, taps: int, beams: Beams) -> Tensor:
         """x (N,C) is the current step's input, which is stored → (N, taps, C), the last inputs, this one first."""
@@ -105,11 +103,11 @@ class _Dynamic:
     """A dynamic convolution: each step predicts its filters."""
 
     def __init__(self, conv: DynamicConv, dtype: str):
-        if conv.query_size != conv.channels:
-            raise UnsupportedModelError("a dynamic convolution whose filters are predicted from another tensor")
+        if conv.renorm_padding or conv.query_size != conv.channels:
+            raise UnsupportedModelError("a dynamic convolution with renorm_padding or another query")
         self.slots, self.channels, self.heads = conv.kernel_size, conv.channels, conv.num_heads
         self.bias = None if conv.conv_bias is None else conv.conv_bias.detach()
-        self.normalize, self.renorm_padding = conv.normalize, conv.renorm_padding
+        self.normalize = conv.normalize
 
         def current_first(parameter: Tensor) -> Tensor:
             return parameter.detach().unflatten(0, (self.heads, self.slots)).flip(1).flatten(0, 1)
@@ -122,9 +120,7 @@ class _Dynamic:
     def __call__(self, x: Tensor, memory: Ring, beams: Beams) -> Tensor:
         weight = self.predict(x if self.reduce is None else self.reduce(x)).view(-1, self.heads, self.slots)
         if self.normalize == "softmax":
-            return memory.convolve(x, weight, beams, self.bias, softmax=True, renorm_padding=self.renorm_padding)
-        if self.renorm_padding:
-            weight = weight.masked_fill(beams.ages(self.slots) > beams.now, 0)
+            return memory.convolve(x, weight, beams, self.bias, softmax=True)
         wide = weight.to(torch.promote_types(weight.dtype, torch.float32)).movedim(-1, 0)
         return memory.convolve(x, normalize(wide, self.normalize).movedim(0, -1), beams, self.bias)
 

@@ -1,6 +1,7 @@
 """Every model that FastGenerator covers gives the hypotheses and scores of fairseq's SequenceGenerator."""
 
 from argparse import Namespace
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,9 +12,11 @@ from fairseq.models.transformer import TransformerModel, transformer_legacy
 from fairseq.modules.fairseq_dropout import FairseqDropout
 
 from lightconv_plugin.generation import StepModel, UnsupportedModelError
+from lightconv_plugin.generation.native import describe
 from lightconv_plugin.mixers import MIXERS
 from lightconv_plugin.models.plain import plain_model
 from lightconv_plugin.ops import NORMALIZATIONS
+from tests.checkpoints import exports
 from tests.generation import toys
 from tests.generation.recordings import SEARCHES
 from tests.models.toys import VARIANTS, dictionary, task
@@ -160,6 +163,24 @@ def test_refuses_dropout_that_stays_on():
             module.make_generation_fast_(name="", retain_dropout=True)
     with pytest.raises(UnsupportedModelError, match="retain_dropout"):
         StepModel(plain_model(model))
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "talk", "attention"])
+def test_refuses_decoders_that_look_ahead(kind):
+    config = exports.pair(kind)
+    ahead = replace(config.decoder, mixers=tuple(replace(mixer, causal=False) for mixer in config.decoder.mixers))
+    model = exports.build_model(replace(config, decoder=ahead))
+    assert "ahead" in str(describe([model]))
+    with pytest.raises(UnsupportedModelError, match="ahead"):
+        StepModel(model)
+
+
+def test_refuses_dynamic_convolutions_that_normalise_over_taps_inside_alone():
+    model = exports.build_model(exports.pair("dynamic"))
+    model.decoder.layers[1].self_attn.conv.renorm_padding = True
+    assert "renorm_padding" in str(describe([model]))
+    with pytest.raises(UnsupportedModelError, match="renorm_padding"):
+        StepModel(model)
 
 
 def test_refuses_other_layers():
