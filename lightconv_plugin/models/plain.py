@@ -61,8 +61,6 @@ _LAYERS = (
     TransformerDecoderLayerBase,
 )
 _MIXERS = (FairseqConvBlock, WindowAttention, ConvolvedEncoderAttention)
-# What newer versions of fairseq can add to a layer ("NormFormer"); each is None unless requested.
-_EXTRAS = ("attn_ln", "c_attn", "ffn_layernorm", "w_resid")
 # What fairseq saves besides the parameters.
 _MARKERS = ("version", "_float_tensor")
 
@@ -225,11 +223,6 @@ def _cutoff(cutoff: Any, size: int) -> tuple[int, ...]:
 def _check_layer(layer: Any, side: str) -> None:
     if type(layer) not in _LAYERS:
         raise UnsupportedModelError(f"{side} layer of type {type(layer).__name__}")
-    extras = [name for name in _EXTRAS if getattr(layer, name, None) is not None]
-    if extras:
-        raise UnsupportedModelError(f"layers with {', '.join(extras)}")
-    if getattr(layer, "return_fc", False):
-        raise UnsupportedModelError("an encoder whose layers return more than their output")
     if getattr(layer, "cross_self_attention", False):
         raise UnsupportedModelError("attention over source and target together (cross_self_attention)")
     for name in ("fc1", "fc2"):
@@ -243,8 +236,8 @@ def _check_layer(layer: Any, side: str) -> None:
 
 
 def _check_attention(attention: Any) -> None:
-    if attention.bias_k is not None or attention.add_zero_attn:
-        raise UnsupportedModelError("attention with added keys (bias_k, add_zero_attn)")
+    if attention.add_zero_attn:
+        raise UnsupportedModelError("attention with an added key (add_zero_attn)")
     if getattr(attention, "use_xformers", False):
         raise UnsupportedModelError("attention with xformers")
     for name in ("q_proj", "k_proj", "v_proj", "out_proj"):

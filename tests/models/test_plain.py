@@ -9,7 +9,7 @@ import torch
 from lightconv_plugin.errors import UnsupportedModelError
 from lightconv_plugin.generation import FastGenerator
 from lightconv_plugin.models.plain import plain_config, plain_model
-from lightconv_plugin.modules import MIXERS, LanguageModel, ModelConfig, build_model
+from lightconv_plugin.modules import MIXERS, AdaptiveInputConfig, LanguageModel, ModelConfig, build_model
 from tests.generation import toys as search_toys
 from tests.models import language_model_toys, toys
 from tests.models.language_model_toys import EMBEDDINGS, LM_VARIANTS
@@ -159,7 +159,7 @@ def test_reordered_states(mixer):
     source, _, _ = toys.batch()
     target, order = torch.randint(4, 30, (3, 6)), torch.tensor([2, 2, 0])
     _, state = plain.step(target[:, :5], plain.start(plain.encode(source)))
-    logits, _ = plain.step(target[order, 5:], plain.decoder.reorder(state, order))
+    logits, _ = plain.step(target[order, 5:], state.reorder(order))
     close(logits, plain(source[order], target[order]).logits[:, 5:])
 
 
@@ -340,6 +340,9 @@ def test_sides_that_do_not_fit():
         dataclasses.replace(config, decoder=dataclasses.replace(config.decoder, encoder_dim=8))
     with pytest.raises(ValueError, match="share_embeddings needs tables of the same size"):
         dataclasses.replace(config, encoder=dataclasses.replace(config.encoder, vocab_size=31))
+    banded = {"share_input_output": False, "adaptive_input": AdaptiveInputConfig((8,))}
+    with pytest.raises(ValueError, match="share_embeddings needs tables of the same size"):
+        dataclasses.replace(config, decoder=dataclasses.replace(config.decoder, **banded))
     with pytest.raises(ValueError, match="pad must be an index of the decoder's 30 words, got 30"):
         dataclasses.replace(config, pad=30)
 
@@ -350,6 +353,23 @@ def test_what_has_no_plain_model_is_named():
         plain_model(model)
     with pytest.raises(UnsupportedModelError, match="a model of type Linear"):
         plain_model(torch.nn.Linear(2, 2))
+
+
+@pytest.mark.parametrize("option", ["add_zero_attn", "use_xformers"])
+def test_other_attention_without_parameters_of_its_own_is_refused(option):
+    model = search_toys.fairseqs()
+    setattr(model.decoder.layers[1].encoder_attn, option, True)
+    with pytest.raises(UnsupportedModelError, match=option.removeprefix("use_")):
+        plain_model(model)
+
+
+@pytest.mark.parametrize("part", ["attn_ln", "self_attn.bias_k"])
+def test_what_fairseq_can_add_to_a_layer_is_refused_by_its_parameter(part):
+    model = search_toys.fairseqs()
+    owner, _, name = f"encoder.layers.1.{part}".rpartition(".")
+    setattr(model.get_submodule(owner), name, torch.nn.Parameter(torch.ones(16)))
+    with pytest.raises(UnsupportedModelError, match=f"a model with {owner}.{name}".replace(".", r"\.")):
+        plain_model(model)
 
 
 def test_learned_positions_end():
