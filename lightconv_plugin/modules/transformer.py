@@ -225,10 +225,6 @@ class Decoder(_Stack):
         x = x if self.layer_norm is None else self.layer_norm(x)
         return x, DecoderState(state.seen + (~pads).sum(dim=1), mixers, state.sources, queries)
 
-    def reorder(self, state: DecoderState, order: Tensor) -> DecoderState:
-        """For beam search: a state whose sequence n is sequence order[n] of the given state; order (B',) int64."""
-        return state.reorder(order)
-
     def logits(self, x: Tensor) -> Tensor:
         """(T,B,d) → (B,T,V); log-probabilities if there is an adaptive softmax."""
         x = self._outputs(x)

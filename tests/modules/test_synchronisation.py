@@ -72,7 +72,7 @@ def test_steps(mixer, positions):
         state = model.start(model.encode(source))
         for _ in range(3):
             _, state = model.step(token, state)
-            state = model.decoder.reorder(state, torch.zeros(3, dtype=torch.int64, device="meta"))
+            state = state.reorder(torch.zeros(3, dtype=torch.int64, device="meta"))
     assert mode.seen > 50
 
 
