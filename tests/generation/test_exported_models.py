@@ -14,6 +14,7 @@ from lightconv_plugin.cli import main
 from lightconv_plugin.errors import TranslationError
 from lightconv_plugin.generation.translator import Translator
 from lightconv_plugin.text.sides import TextSide
+from tests.checkpoints.exports import change
 from tests.generation import translation_toys as toys
 
 LINES = toys.lines(7, seed=4)
@@ -71,6 +72,13 @@ def test_eight_bits_without_the_kernels_are_searched_in_float32(made, no_kernels
 def test_an_ensemble(made):
     paths = [[made[name][kind] for name in ("dynamicconv", "transformer")] for kind in (0, 1)]
     same(results(Translator(paths[1], **SHORT)), results(Translator(paths[0], lenpen=0.8, **SHORT)))
+
+
+def test_an_ensemble_takes_sources_that_all_of_its_models_take(made, tmp_path):
+    short = shutil.copytree(made["dynamicconv"][1], tmp_path / "short")
+    change(short / "config.json", max_source_positions=16)
+    with Translator([made["dynamicconv"][1], short]) as translator:
+        assert translator.translate(["haus " * 20])[0].problem.endswith("the model takes 15")
 
 
 def test_without_fairseq(made):

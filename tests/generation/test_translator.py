@@ -94,6 +94,16 @@ def test_an_ensemble(checkpoints):
         check(translator.translate(LINES[:5], nbest=2), by_fairseq(paths, LINES[:5], nbest=2, max_len_b=20), nbest=2)
 
 
+def test_an_ensemble_takes_no_more_than_its_shortest_model(checkpoints, data, tmp_path):
+    few = {"max_source_positions": 16, "max_target_positions": 12}
+    paths = [checkpoints["dynamicconv"], toys.make_checkpoint(tmp_path / "short.pt", data, task=few, **few)]
+    with Translator(paths, min_len=12) as translator:
+        long, reference = translator.score(["haus " * 20, "Hund"], ["Two men", "dog " * 20])
+        assert long.problem.endswith("the model takes 15") and reference.problem.endswith("the model takes 11")
+        with pytest.raises(TranslationError, match="at most the maximum length, here 11, got 12"):
+            translator.translate(["Hund"])
+
+
 def test_checkpoints_with_other_dictionaries_are_no_ensemble(checkpoints, data, tmp_path):
     """The sizes are the same. Dictionaries that are given count for all."""
     for path in data.glob("dict.*.txt"):

@@ -39,6 +39,20 @@ def test_the_kernels_compute_what_fairseq_does(pads):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)  # fairseq's softmax is in float32
 
 
+@torch.no_grad()
+def test_pads_that_changed_in_place_and_other_types():
+    """Layers share the mask of a batch's pads."""
+    attention = FusedEncoderAttention(8, 2, **OPTIONS).double()
+    query, encoded = tensors()
+    pads = torch.zeros_like(PADS)
+    attention.fused(query, encoded, encoded, pads)
+    pads |= PADS
+    expected = attention.fused(query, encoded, encoded, PADS.clone())
+    torch.testing.assert_close(attention.fused(query, encoded, encoded, pads), expected)
+    found = attention.float().fused(query.float(), encoded.float(), encoded.float(), pads)
+    torch.testing.assert_close(found, expected.float())
+
+
 def test_dropout_of_the_weights():
     attention = FusedEncoderAttention(8, 2, dropout=0.5, **OPTIONS).double()
     query, encoded = tensors()
