@@ -45,11 +45,11 @@ class Setting:
 
 def better(setting: Setting, lower: bool) -> tuple:
     """The sort key: best score first; ties go to fewer checkpoints, then to the length penalty closest to 1."""
-    return (setting.score if lower else -setting.score, setting.average, *_plainness(setting.lenpen))
+    return (setting.score if lower else -setting.score, setting.average, _plainness(setting.lenpen))
 
 
-def _plainness(lenpen: float | None) -> tuple[float, float]:
-    return (0, 0) if lenpen is None else (abs(lenpen - 1), lenpen)
+def _plainness(lenpen: float | None) -> float:
+    return 0 if lenpen is None else abs(lenpen - 1)
 
 
 def search(

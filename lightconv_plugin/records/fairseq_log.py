@@ -123,14 +123,13 @@ class _Reader:
             self._start(before)
         statistics = {"part": part, "epoch": epoch, "update": int(update), "values": values}
         self.records.append({"record": "statistics", **statistics})
-        self._last = max(self._last, int(update))
+        self._last = int(update)
 
     def _start(self, update: int) -> None:
         head = {"record": "start"} | self._head | {"update": update}
         if "gpus" in head:
             head["gpus"] = [head["gpus"][rank] for rank in sorted(head["gpus"], key=int)]
         self.records.append(head)
-        self._last = min(self._last, update)
         self._begin()
         self._starting = False
 

@@ -110,7 +110,7 @@ class Training:
             before = stretch.start
             for record in stretch.of(IN_EPOCH) or stretch.of(PER_EPOCH):
                 speed, batch = record.values.get("wps", 0), record.values.get("wpb", 0)
-                if speed > 0 and batch > 0 and record.update > before:
+                if speed > 0:
                     tokens += batch * (record.update - before)
                     seconds += batch * (record.update - before) / speed
                 before = record.update

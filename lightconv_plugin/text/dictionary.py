@@ -77,7 +77,7 @@ class Dictionary:
         return symbol in self.indices
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Dictionary) and (self.symbols, self.indices) == (other.symbols, other.indices)
+        return isinstance(other, Dictionary) and self.symbols == other.symbols
 
     def __hash__(self) -> int:
         return hash(len(self))

@@ -30,7 +30,7 @@ def kind_of(pieces: Iterable[str]) -> Subwords:
     total = 0
     marked = dict.fromkeys(MARKS, 0)
     for total, piece in enumerate(pieces, 1):  # noqa: B007
-        marked["bpe"] += piece.endswith(MARKS["bpe"]) and len(piece) > len(MARKS["bpe"])
+        marked["bpe"] += piece.endswith(MARKS["bpe"])
         marked["sentencepiece"] += piece.startswith(MARKS["sentencepiece"])
     kind = max(marked, key=marked.__getitem__)
     return cast(Subwords, kind) if marked[kind] * 100 >= max(total, 1) else "words"
