@@ -107,7 +107,7 @@ def test_every_format_gives_the_same_curves(style, prefix):
 
 @pytest.mark.parametrize("style", ["simple", "json"])
 def test_a_resumed_training_is_one_curve_without_what_was_thrown_away(style):
-    log = Writer(style).head().inner(20, 9, wall=10).inner(40, 8, wall=20).valid(50, 7).inner(60, 6, 2, wall=30)
+    log = Writer(style).head().inner(20, 9, wall=10).inner(40, 8, wall=20).valid(50, 7).inner(110, 6, 3, wall=30)
     log.head(loaded=50).inner(70, 5.5, 2, wall=9).valid(100, 5, 2).inner(120, 4, 3, wall=21)
     (training,) = log.parse().trainings
     assert points(training.train) == [(20, 9), (40, 8), (70, 5.5), (120, 4)]
@@ -151,7 +151,7 @@ def test_several_trainings_in_one_log_are_kept_apart():
 def test_a_log_without_heads_begins_anew_where_the_numbers_fall():
     log = Writer(prefix="none").inner(20, 9).inner(40, 8).inner(20, 7).inner(40, 6)
     assert [points(t.train) for t in log.parse().trainings] == [[(20, 9), (40, 8)], [(20, 7), (40, 6)]]
-    log = Writer(prefix="none").inner(220, 9, 3).inner(260, 8, 3).inner(240, 7, 3)
+    log = Writer(prefix="none").inner(220, 9, 3).inner(240, 8, 3).inner(260, 8, 3).inner(240, 7, 3)
     assert [points(t.train) for t in log.parse().trainings] == [[(220, 9), (240, 7)]]
 
 
@@ -182,7 +182,7 @@ def test_a_cut_line_that_the_next_start_is_written_behind():
 def test_a_progress_bar_before_a_record_is_not_part_of_it():
     bar = "epoch 001:  10%|#   | 12/124 [00:01<00:09, loss=3, num_updates=7]\r"
     log = Writer(prefix="none")
-    log.lines.append(bar * 3 + "epoch 001 | loss 5.5 | num_updates 124 | lr 0.1")
+    log.lines.append(bar * 3 + "epoch 001 | loss 5.5 | num_updates 124 | lr 0.1\r")
     (training,) = log.parse().trainings
     assert points(training.train) == [(124, 5.5)]
 
@@ -206,7 +206,7 @@ def test_speed_is_all_tokens_over_all_their_time():
 
 @pytest.mark.parametrize("text", ["", "\n", "hello\n", "epoch 3 | of my diary | it rains\n", '{"epoch": 1}\n'])
 def test_what_is_no_log_has_no_trainings(text):
-    assert parse_log(text).trainings == []
+    assert parse_log(text).trainings == [] and parse_log(text).broken == 0
 
 
 @pytest.mark.parametrize(
@@ -272,13 +272,13 @@ def test_without_an_epoch_speed_and_time_are_not_known():
 def test_the_facts_of_the_last_start():
     log = Writer()
     gpu = "rank   {}: capabilities =  9.0  ; total memory = 1 GB ; name = NVIDIA {}   "
-    for name, numbers in (("A100", (0,)), ("H100", (1, 0))):
+    for name, numbers in (("A100", (0,)), ("H100", (10, 2))):
         log.add("fairseq_cli.train", "{'_name': None,").add("fairseq.tasks.translation", "[de] dictionary: 4,056 types")
         for number in numbers:
             log.add("fairseq.utils", gpu.format(number, f"{name} {number}"))
         log.head().inner(20, 9)
     start = last_start(log.parse().records)
-    assert start["gpus"] == ["NVIDIA H100 0", "NVIDIA H100 1"]
+    assert start["gpus"] == ["NVIDIA H100 2", "NVIDIA H100 10"]
     assert start["dictionaries"] == {"de": 4056} and start["texts"] == {"valid.en-de.en": 1014}
     assert (start["parameters"], start["processes"], start["update"]) == (2493440, 1, 0)
 

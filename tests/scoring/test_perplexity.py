@@ -102,14 +102,16 @@ def test_a_batch_has_room_for_the_context(mode, window, expected):
     """2^27 probabilities over 128 words are 2^20 positions, of which the window's are not counted."""
     task = Namespace(tokens_per_sample=128, sample_break_mode=mode)
     assert batches(task, 128, 128, window) == ["--context-window", str(window), *map(str, expected)]
-    for wrong in (-1, 128):
-        with pytest.raises(InputError, match=f"`context_window` must be in 0 … 127, .* got {wrong}"):
-            batches(task, 128, 128, wrong)
+    for longest, wrong in ((128, -1), (128, 128), (64, 64)):
+        with pytest.raises(InputError, match=f"`context_window` must be in 0 … {longest - 1}, .* got {wrong}"):
+            batches(task, longest, 128, wrong)
 
 
-def test_a_long_sentence_fits_into_a_batch():
+def test_a_long_sample_fits_into_a_batch():
     task = Namespace(tokens_per_sample=128, sample_break_mode="complete")
     assert batches(task, 1024, 1 << 27, 64) == ["--context-window", "64", "--max-tokens", "1024", "--batch-size", "1"]
+    task.sample_break_mode = "none"
+    assert batches(task, 1024, 1 << 27, 64) == ["--context-window", "64", "--max-tokens", "64"]
 
 
 # ------------------------------------------------------------------------------------------------ on a trained model

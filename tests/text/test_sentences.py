@@ -74,6 +74,6 @@ def test_halves():
 
 
 def test_between_sentences():
-    assert [separator(lang) for lang in ("de", "zh_CN", "ja", "ko", "th")] == [" ", "", "", " ", ""]
+    assert [separator(lang) for lang in ("de", "zh_CN", "JA", "ko", "th")] == [" ", "", "", " ", ""]
     with pytest.raises(ValueError, match="longest must be at least 1, got 0"):
         SentenceStream(segmenter("de"), 0)

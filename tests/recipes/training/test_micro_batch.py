@@ -54,6 +54,7 @@ def test_every_size_of_a_language_model_takes_the_samples_of_the_recipe(sample, 
     batch = Batch(24 * sample, sample, processes, sample=sample, multiple=8)
     lengths = np.full(10 * share, sample)
     for size in sizes_of(batch):
+        assert size <= MOST
         max_tokens, update_freq = replace(batch, max_tokens=size).divided()
         batches = batch_by_size(
             np.arange(len(lengths)), None, lengths, max_tokens=max_tokens, required_batch_size_multiple=8
