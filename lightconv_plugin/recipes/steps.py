@@ -262,7 +262,7 @@ class Steps:
                 return True
             again = f" again, changed: {shorten(changed)}" if changed else " again: what it left is gone or has changed"
         say(f"{title}{again} ...")
-        self.forget(name)
+        self._stamp(name).unlink(missing_ok=True)
         return False
 
     def is_known(self, name: str) -> bool:
@@ -286,7 +286,7 @@ class Steps:
     def forget(self, prefix: str) -> None:
         """Forget all steps whose names begin with `prefix`."""
         for path in self._stamps.glob("*.json"):
-            if path.name.startswith(prefix.replace("/", ".")) and path != self._digest.memory:
+            if path.name.startswith(prefix.replace("/", ".")):
                 path.unlink()
 
     def digests(self, paths: Sequence[Path], root: Path) -> dict[str, str]:

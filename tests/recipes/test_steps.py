@@ -68,6 +68,16 @@ def test_any_change_runs_it_again(setting, change):
     assert (root / "out/one").read_text() == ("cb" if change == "input" else "ab")
 
 
+def test_a_step_that_runs_again_leaves_those_whose_names_begin_like_its_own(tmp_path):
+    with Steps(tmp_path) as steps:
+
+        def run(name, params):
+            return steps.run(name, name, lambda out: out.touch(), inputs=[], outputs=[tmp_path / name], params=params)
+
+        assert run("text", {"a": 1}) and run("text-train", {}) and run("text", {"a": 2})
+        assert not run("text-train", {})
+
+
 def test_a_users_files_in_an_output_stay(setting):
     """A model or a note next to binarised data: no reason to run the step again, and kept when it is run again."""
     run, _, root = setting
