@@ -243,7 +243,7 @@ class Reproduction:
             if protocol.metric == "perplexity":
                 found = measure_perplexity(self.job.data, checkpoint, "test", window, options)
             else:
-                options = [*options, "--lenpen", f"{chosen['lenpen']:g}"]
+                options = [*options, "--lenpen", repr(chosen["lenpen"])]
                 found = evaluate(self.job.data, checkpoint, options=options, how=protocol.measuring()).values
             return {"score": found, "versions": versions()}
 

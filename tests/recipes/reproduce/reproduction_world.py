@@ -101,7 +101,8 @@ def tune(data, save_dir, **options):
     called("tune", data, save_dir, options)
     if not (save_dir / "average5.pt").exists():
         write_text(save_dir / "average5.pt", "mean\n")
-    return {"average": 5, "lenpen": 0.6, "score": 31.5, "checkpoint": str(save_dir / "average5.pt"), "tried": []}
+    lenpen = next(iter(options["lenpen"]), None)
+    return {"average": 5, "lenpen": lenpen, "score": 31.5, "checkpoint": str(save_dir / "average5.pt"), "tried": []}
 
 
 def evaluate(data, checkpoint, *, options, how):

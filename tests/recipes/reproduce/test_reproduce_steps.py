@@ -293,12 +293,12 @@ def test_a_language_model(world):
 
 def test_summaries(world, monkeypatch):
     edit(world.folder / "protocol.yaml", metric="rouge", paper="CNN-DailyMail", score={"stem": False})
-    edit(world.folder / "protocol.yaml", tune={"average": [5], "lenpen": [2.0], "by": "rougeL", "grid": True})
+    edit(world.folder / "protocol.yaml", tune={"average": [5], "lenpen": [1.2345678], "by": "rougeL", "grid": True})
     scores = {"rouge1": 39.0, "rouge2": 16.0, "rougeL": 35.0, "rougeLsum": 36.0, "signature": "r", "parameters": 7}
     monkeypatch.setattr(reproduction_world, "SCORES", scores)
     row = world.row(seeds=(1,))
     text = world.calls()[1]
-    assert "'lenpen': [2.0], 'by': 'rougeL', 'grid': True" in text
+    assert "'lenpen': [1.2345678], 'by': 'rougeL', 'grid': True" in text and "'--lenpen', '1.2345678']" in text
     assert "Measuring(metric='rouge'" in text and "stem=False" in text
     assert list(row["summary"]["test"]) == ["rouge1", "rouge2", "rougeLsum"]
     assert row["signatures"] == ["r"]
