@@ -70,7 +70,7 @@ def test_a_job(tmp_path, monkeypatch):
     assert plain.data == tmp_path / "data/multi30k_en_de/data-bin" and plain.languages == ("en", "de")
     assert plain.prepare == ("multi30k_en_de",)
     assert plain.results == tmp_path / "results/reproduction" and plain.table == tmp_path / "RESULTS.md"
-    other = job(folder, "dataset.num_workers=0", runs=runs, prepare_options="--data 'a b'")
+    other = job(folder, "checkpoint.keep_last_epochs=5", runs=runs, prepare_options="--data 'a b'")
     assert other.folder == tmp_path / "here/task/dynamicconv" and other.results == tmp_path / "here/results"
     assert other.prepare == ("iwslt14_de_en", "--bpe", "100", "--data", "a b") and other.changing == ()
     changed = job(folder, "model.dropout=0.1", "task.data='d/data-bin'", runs=runs)
@@ -80,7 +80,7 @@ def test_a_job(tmp_path, monkeypatch):
     assert changed.changing == ("model.dropout=0.1", f"task.data={tmp_path}/d/data-bin")
     other = job(folder, "task.data=data/x/data-bin", runs=runs, prepare_options="--bpe=9 --mirror m --workers 2")
     assert (other.changing, other.prepare_options) == ((), "--bpe=9"), "the usual folder, by its name"
-    assert job(folder, runs=runs, prepare=False).prepare is None
+    assert job(folder, "checkpoint.keep_last_epochs=-1", runs=runs, prepare=False).prepare is None
     given = ("+criterion/simcut", "criterion.simcut_p=0.1")
     criterion = plan("multi30k_en_de/dynamicconv", (1,), overrides=given, runs=runs)
     assert (
@@ -130,6 +130,11 @@ def test_a_job_of_a_checkout(monkeypatch):
             ["checkpoint.keep_last_epochs=4"],
             {"runs": Path("x")},
             "checkpoint.keep_last_epochs=4 keeps too few checkpoints: ",
+        ),
+        (
+            ["checkpoint.no_epoch_checkpoints=true", "checkpoint.keep_interval_updates=4"],
+            {"runs": Path("x")},
+            "checkpoint.keep_interval_updates=4 keeps too few checkpoints: ",
         ),
         (["task.data=/x/data-bin"], {}, "task.data=/x/data-bin changes what is computed: `runs` must name a folder"),
         ([], {"prepare_options": "--data x --bpe 9"}, "`prepare_options` '--bpe 9' changes what is computed: `runs`"),

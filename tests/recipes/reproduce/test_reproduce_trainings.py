@@ -10,6 +10,7 @@ import pytest
 from lightconv_plugin.errors import InputError
 from lightconv_plugin.recipes.reproduce import training as reproduce_training
 from lightconv_plugin.recipes.reproduce.protocol import settings_of
+from lightconv_plugin.recipes.training.batch import Batch
 from lightconv_plugin.recipes.training.child import TrainingFailed
 from lightconv_plugin.records.file import append
 from tests.recipes.reproduce.reproduction_world import edit
@@ -132,6 +133,20 @@ def test_what_the_division_of_a_batch_loses_is_less_than_a_token_of_each_batch()
     for max_tokens, update_freq, same in ((4096, [1], True), (455, [3], True), (454, [3], False), (1353, [1], False)):
         stored = dict(zip(size, (max_tokens, update_freq), strict=True)) | {processes: 1 if max_tokens > 4000 else 3}
         assert (reproduce_training.differences(settings, stored) == []) == same, max_tokens
+
+
+@pytest.mark.parametrize("processes", [1, 5, 7])
+def test_what_the_division_of_whole_samples_loses_is_less_than_a_sample_of_each_batch(processes):
+    config = {
+        "dataset": {"max_tokens": 3072},
+        "optimization": {"update_freq": [4]},
+        "task": {"tokens_per_sample": 512},
+    }
+    max_tokens, update_freq = Batch.of(config, {}, processes).divided()
+    for size, same in ((max_tokens, True), (max_tokens - 512, False)):
+        stored = {"dataset.max_tokens": size, "optimization.update_freq": [update_freq]}
+        stored["distributed_training.distributed_world_size"] = processes
+        assert (reproduce_training.differences(settings_of(config, []), stored) == []) == same
 
 
 def test_a_batch_in_sentences_is_none_in_tokens():
