@@ -151,7 +151,7 @@ def test_several_trainings_in_one_log_are_kept_apart():
 def test_a_log_without_heads_begins_anew_where_the_numbers_fall():
     log = Writer(prefix="none").inner(20, 9).inner(40, 8).inner(20, 7).inner(40, 6)
     assert [points(t.train) for t in log.parse().trainings] == [[(20, 9), (40, 8)], [(20, 7), (40, 6)]]
-    log = Writer(prefix="none").inner(220, 9, 3).inner(240, 8, 3).inner(260, 8, 3).inner(240, 7, 3)
+    log = Writer(prefix="none").inner(220, 9, 2).inner(240, 8, 2).inner(260, 8, 2).inner(240, 7, 2)
     assert [points(t.train) for t in log.parse().trainings] == [[(220, 9), (240, 7)]]
 
 

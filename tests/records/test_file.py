@@ -82,9 +82,20 @@ def test_a_folder_without_any(tmp_path):
 
 
 def test_each_start_at_zero_is_a_training_and_a_resumed_one_drops_what_was_lost():
-    records = [START, statistics(20, loss=9), START | {"parameters": 7}, statistics(20, loss=8), statistics(40, loss=7)]
-    records += [{"record": "start", "update": 20}, {"record": "operators", "backend": "cpu"}, statistics(30, loss=6)]
+    records = [
+        START,
+        statistics(20, loss=9),
+        START | {"parameters": 7, "threads": 1},
+        statistics(20, loss=8),
+        statistics(40, loss=7),
+    ]
+    records += [
+        {"record": "start", "update": 20, "threads": 2},
+        {"record": "operators", "backend": "cpu"},
+        statistics(30, loss=6),
+    ]
     first, second = trainings(records)
     assert [record.values["loss"] for record in first.train] == [9]
     assert [record.values["loss"] for record in second.train] == [8, 6]
-    assert (second.parameters, second.known("backend"), second.updates) == (7, "cpu", 30)
+    assert (second.parameters, second.known("threads"), second.known("backend")) == (7, 2, "cpu")
+    assert second.updates == 30

@@ -143,7 +143,7 @@ def test_what_the_division_of_whole_samples_loses_is_less_than_a_sample_of_each_
         "task": {"tokens_per_sample": 512},
     }
     max_tokens, update_freq = Batch.of(config, {}, processes).divided()
-    for size, same in ((max_tokens, True), (max_tokens - 512, False)):
+    for size, same in ((max_tokens, True), (max_tokens - 512, False), (max_tokens + 512, False)):
         stored = {"dataset.max_tokens": size, "optimization.update_freq": [update_freq]}
         stored["distributed_training.distributed_world_size"] = processes
         assert (reproduce_training.differences(settings_of(config, []), stored) == []) == same
