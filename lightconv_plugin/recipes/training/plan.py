@@ -122,7 +122,7 @@ def plan(
     result.append(f"checkpoint.save_dir={quote(save_dir)}")
     if batch := Batch.of(config, given, processes):
         most, validation = batch.max_tokens, f"{MAX_TOKENS}_valid"
-        if fitting and MAX_TOKENS not in given:
+        if fitting:
             batch = replace(batch, max_tokens=fitting(batch, save_dir, replaced(overrides, result)))
         told = batch.overrides()
         # fairseq's default is the max_tokens of a process. Less would not hold the longest sentence.

@@ -121,6 +121,9 @@ def test_validation_keeps_its_batches(tmp_path):
     _, overrides = plan(config, [], 1, tmp_path, tmp_path, lambda batch, save_dir, given: 16_384)
     batch = ["dataset.max_tokens=16384", "optimization.update_freq=[28]"]
     assert overrides[2:] == ["dataset.max_tokens_valid=3584", *batch]
+    given = ["dataset.max_tokens_valid=2000"]
+    found = plan(config, given, 1, tmp_path, tmp_path, lambda *_: 16_384)[1]
+    assert found[:1] + found[3:] == given + batch
     config["dataset"]["max_tokens_valid"] = 2_000
     assert plan(config, [], 1, tmp_path, tmp_path, lambda *_: 16_384)[1][2:] == batch
 

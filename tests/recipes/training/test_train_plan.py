@@ -75,6 +75,12 @@ def test_batches_without_a_whole_sample_are_refused(processes, given, message):
         Batch.of(read_config(find_config("wikitext103/dynamicconv")), given, processes)
 
 
+@pytest.mark.parametrize("given, most", [({}, 8), ({"dataset.required_batch_size_multiple": "3"}, 9)])
+def test_a_batch_has_a_multiple_of_samples(given, most):
+    config = {"task": {"tokens_per_sample": 10}, "dataset": {"max_tokens": 100}, "optimization": {"update_freq": [4]}}
+    assert Batch.of(config, given, 1).most == most
+
+
 @pytest.mark.parametrize("name", LANGUAGE_MODELLING)
 def test_a_language_model_without_tokens_per_sample_takes_fairseqs(name):
     tasks = pytest.importorskip("fairseq.tasks", reason="fairseq is not installed")
@@ -218,8 +224,8 @@ def test_raw_text_is_trained_on_if_that_is_asked_for(config, tmp_path):
     overrides = ["task.data=raw"]
     with pytest.raises(InputError, match=r"raw has train as raw text: make binary data without --dataset-impl raw"):
         plan(config, overrides, 1, tmp_path, tmp_path)
-    for group in ("dataset", "task"):
-        plan(config, [*overrides, f"{group}.dataset_impl='raw'"], 1, tmp_path, tmp_path)
+    for other in ("dataset.dataset_impl='raw'", "task.dataset_impl='raw'", "dataset.train_subset=valid"):
+        plan(config, [*overrides, other], 1, tmp_path, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -240,16 +246,17 @@ def test_processes(config, overrides, asked, gpus, expected, on_cpu):
 
 
 @pytest.mark.parametrize(
-    "overrides, asked, message",
+    "config, overrides, asked, message",
     [
-        ([], 5, "`processes` is 5: this machine has 4 GPUs"),
-        (["distributed_training.distributed_world_size=2"], 0, "follows from `processes` and `nodes`"),
+        ({}, [], 5, "`processes` is 5: this machine has 4 GPUs"),
+        ({}, ["distributed_training.distributed_world_size=2"], 0, "follows from `processes` and `nodes`"),
+        ({"distributed_training": {"distributed_num_procs": 2}}, [], 0, "follows from `processes` and `nodes`"),
     ],
-    ids=["more-than-gpus", "fairseqs-own"],
+    ids=["more-than-gpus", "fairseqs-own", "fairseqs-own-in-the-configuration"],
 )
-def test_impossible_processes(overrides, asked, message):
+def test_impossible_processes(config, overrides, asked, message):
     with pytest.raises(ValueError, match=message):
-        count_processes({}, overrides, asked, lambda: 4)
+        count_processes(config, overrides, asked, lambda: 4)
 
 
 @pytest.mark.parametrize(
