@@ -19,7 +19,7 @@ def test_settings_in_one_form():
     assert canonical("(0.9,0.98)") == canonical("(0.9, 0.98)") == "0.9,0.98"
     assert canonical(True) == canonical("True") == "true" and canonical(None) == "null"
     assert canonical(True) != canonical(1)
-    assert canonical("talk") == "talk"
+    assert canonical("talk") == "talk" and canonical("''") == ""
 
 
 def test_overrides_change_settings_unless_they_are_of_the_machine():
