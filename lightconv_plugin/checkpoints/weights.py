@@ -73,7 +73,7 @@ def quantise(weight: Tensor) -> Int8:
     scale = weight.abs().amax(dim=1) / 127
     # A row of zeros, such as the pad's, can have any scale, and so can one whose weights are too small to divide.
     scale = torch.where(scale < torch.finfo(torch.float32).tiny, torch.ones_like(scale), scale)
-    return Int8((weight / scale.unsqueeze(1)).round().clamp(-127, 127).to(torch.int8), scale)
+    return Int8((weight / scale.unsqueeze(1)).round().to(torch.int8), scale)
 
 
 def tensors_of(model: PlainModel, weights: str) -> dict[str, Tensor]:
@@ -91,13 +91,14 @@ def tensors_of(model: PlainModel, weights: str) -> dict[str, Tensor]:
         given = parameter.detach().cpu()
         if not _is_finite(given):
             raise InputError(f"{name} has NaN or infinite values: this model cannot be exported")
-        if name in small:
-            found[name], found[name + _SCALE] = quantise(given)
-            continue
-        found[name] = tensor = given.to(dtype).contiguous()
+        tensor = given.to(dtype).contiguous()
         if not _is_finite(tensor):
             largest = float(given.abs().max())
             raise InputError(f"`dtype` {weights}: {name} has values up to {largest:g}, beyond {torch.finfo(dtype).max}")
+        if name in small:
+            found[name], found[name + _SCALE] = quantise(tensor)
+        else:
+            found[name] = tensor
     return found
 
 
@@ -204,6 +205,4 @@ def _opened(path: Path) -> Iterator:
 
 def _is_finite(tensor: Tensor) -> bool:
     # A sum is one quick pass over the numbers. If it is not finite, it may just have overflowed.
-    if tensor.dtype == torch.float64:
-        return bool(torch.isfinite(tensor).all())
     return bool(torch.isfinite(tensor.sum(dtype=torch.float32))) or bool(torch.isfinite(tensor).all())

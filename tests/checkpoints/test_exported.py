@@ -88,6 +88,17 @@ def test_8_bits(name, tmp_path):
     assert 0 < float(error) < 0.03
 
 
+@pytest.mark.parametrize("weights", ["float32", "int8"])
+def test_parameters_are_written_alike_whatever_their_layout_in_memory(weights, tmp_path):
+    model = exports.build_model(exports.pair())
+    fc1, written = model.encoder.layers[0].fc1, []
+    for weight in (fc1.weight.detach(), fc1.weight.detach().t().contiguous().t()):
+        fc1.weight = torch.nn.Parameter(weight)
+        directory = exports.export(tmp_path / "m", model, weights=weights, force=True)
+        written.append((directory / "model.safetensors").read_bytes())
+    assert written[0] == written[1]
+
+
 def test_8_bits_of_rows_that_have_no_scale():
     matrix = torch.zeros(4, 5)
     matrix[1] = 1e-44  # smaller than any scale can be

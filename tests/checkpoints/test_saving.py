@@ -114,6 +114,16 @@ def test_parameters_that_a_type_cannot_hold(tmp_path):
     said = r"`dtype` float16: encoder.layers.0.fc1.weight has values up to 70000, beyond 65504"
     refused(said, tmp_path / "m", model, weights="float16")
     exports.export(tmp_path / "m", model, weights="bfloat16")
+    wide = exports.build_model(exports.pair()).double()
+    with torch.no_grad():
+        wide.encoder.layers[0].fc1.weight[3, 4] = 1e39
+    for weights in ("float32", "int8"):
+        refused(
+            f"`dtype` {weights}: encoder.layers.0.fc1.weight has values up to 1e.39",
+            tmp_path / "n",
+            wide,
+            weights=weights,
+        )
     for value in (float("nan"), float("inf")):
         with torch.no_grad():
             model.encoder.layers[0].fc1.weight[3, 4] = value
