@@ -53,6 +53,7 @@ def test_settings_are_the_newest_and_what_belongs_to_one_step_is_dropped(tmp_pat
     files = []
     for i, updates in enumerate([200, 300, 100]):
         extra_state = {"val_loss": updates, "ema": {"w": torch.ones(1000)}, "ema_fp32_params": {"w": torch.ones(1000)}}
+        earlier = {"num_updates": 1000 - updates, "optimizer": {"m": torch.ones(1000)}}  # of another training
         files.append(
             save(
                 tmp_path / f"{i}.pt",
@@ -60,13 +61,14 @@ def test_settings_are_the_newest_and_what_belongs_to_one_step_is_dropped(tmp_pat
                 updates,
                 args=Namespace(arch="dynamicconv", seed=updates),
                 cfg={"seed": updates},
+                optimizer_history=[earlier, {"num_updates": updates}],
                 extra_state=extra_state,
             )
         )
     assert lightconv("--inputs", *files, "--output", output) == 0
     got = safe_torch_load(output)
     assert got["args"].seed == got["cfg"]["seed"] == got["extra_state"]["val_loss"] == 300
-    assert got["optimizer_history"][-1]["num_updates"] == 300
+    assert got["optimizer_history"] == [{"num_updates": 700}, {"num_updates": 300}]
     assert got["averaged_from"] == ["0.pt", "1.pt", "2.pt"]
     assert "last_optimizer_state" not in got
     assert set(got["extra_state"]) == {"val_loss"}
@@ -106,18 +108,35 @@ def test_one_checkpoint_is_in_memory_at_a_time(tmp_path, output, monkeypatch):
     assert len(alive) == 4
 
 
-def test_optimizer_states_are_not_read(tmp_path, output):
+@pytest.mark.parametrize("name", ["last", "best"])
+def test_optimizer_states_are_not_read(name, tmp_path, output):
     state = {"last_optimizer_state": {"m": torch.ones(1 << 20)}}
     files = [save(tmp_path / f"{i}.pt", {"w": torch.full((3,), float(i))}, **state) for i in range(2)]
     loaded = averaging.load_checkpoint(files[0])
     assert str(files[0]) in Path("/proc/self/maps").read_text()
-    files[0] = files[0].rename(tmp_path / "checkpoint_last.pt")  # fairseq overwrites it in place
+    files[0] = files[0].rename(tmp_path / f"checkpoint_{name}.pt")  # fairseq overwrites it in place
     last = averaging.load_checkpoint(files[0])
     del loaded
-    assert "checkpoint_last" not in Path("/proc/self/maps").read_text() and last["model"]["w"].tolist() == [0] * 3
+    assert files[0].name not in Path("/proc/self/maps").read_text() and last["model"]["w"].tolist() == [0] * 3
     torch.save(torch.load(files[1]), files[1], _use_new_zipfile_serialization=False)  # as by torch before 1.6
     assert lightconv("--inputs", *files, "--output", output) == 0
     assert torch.load(output)["model"]["w"].tolist() == [0.5] * 3
+
+
+def test_a_checkpoint_that_is_written_while_it_is_read_is_averaged_again(tmp_path, output, monkeypatch):
+    make(tmp_path, "checkpoint1.pt")
+    files, load = [tmp_path / "checkpoint1.pt"], averaging.load_checkpoint
+
+    def overwritten(path):
+        loaded = load(path)
+        os.utime(path, ns=(0, 0))
+        return loaded
+
+    with monkeypatch.context() as patch:
+        patch.setattr(averaging, "load_checkpoint", overwritten)
+        assert averaging.average_once(files, output, force=False)
+    assert averaging.average_once(files, output, force=True)
+    assert not averaging.average_once(files, output, force=True)
 
 
 # ------------------------------------------------------------------------------------------------ tied parameters
@@ -163,10 +182,17 @@ def test_tied_parameters_stay_tied_where_they_are_in_every_file(files, remain, t
 
 def test_parts_of_one_tensor_are_not_tied(tmp_path, output):
     whole = torch.arange(4.0)
-    files = [save(tmp_path / f"{i}.pt", {"all": whole, "head": whole[:2], "tail": whole[2:]}) for i in range(2)]
+    parts = {
+        "all": whole,
+        "head": whole[:2],
+        "tail": whole[2:],
+        "square": whole.view(2, 2),
+        "turned": whole.view(2, 2).t(),
+    }
+    files = [save(tmp_path / f"{i}.pt", parts) for i in range(2)]
     lightconv("--inputs", *files, "--output", output)
     got = torch.load(output)["model"]
-    assert {key: value.tolist() for key, value in got.items()} == {"all": [0, 1, 2, 3], "head": [0, 1], "tail": [2, 3]}
+    assert {key: value.tolist() for key, value in got.items()} == {key: value.tolist() for key, value in parts.items()}
 
 
 # ------------------------------------------------------------------------------------------------ integers

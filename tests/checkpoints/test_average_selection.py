@@ -133,10 +133,11 @@ def test_best_that_cannot_be_told(names, number, said, tmp_path, output, capsys)
     assert said in refused(capsys, "--inputs", tmp_path, "--num-best-checkpoints", number, "--output", output)
 
 
-def test_checkpoints_that_were_cut_short_give_way_to_the_ones_before(tmp_path, capsys):
+@pytest.mark.parametrize("left", [b"", b"P", bytes(700)], ids=["empty", "one byte", "zeros"])
+def test_checkpoints_that_were_cut_short_give_way_to_the_ones_before(left, tmp_path, capsys):
     make(tmp_path, *EPOCHS)
     whole = (tmp_path / "checkpoint10.pt").read_bytes()
-    for name, content in (("checkpoint10.pt", whole[:700]), ("checkpoint3.pt", b"")):
+    for name, content in (("checkpoint10.pt", whole[:700]), ("checkpoint3.pt", left)):
         (tmp_path / name).write_bytes(content)
     assert lightconv("--inputs", tmp_path, "--num-last-checkpoints", 2, "--output", tmp_path / "mean.pt") == 0
     said = capsys.readouterr().err

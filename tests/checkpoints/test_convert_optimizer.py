@@ -114,9 +114,10 @@ def convert_in_memory(ours, architecture, options, their_task):
     return upstream.LightConvModel.build_model(Namespace(**options_in("fairseq", model)[0]), their_task)
 
 
-def test_an_untied_output_comes_first_of_the_decoder_in_the_old_layout(their_task):
+@pytest.mark.parametrize("layout", ["fairseq-0.12.2", "talk"])
+def test_an_untied_output_comes_first_of_the_decoder_in_the_old_layouts(layout, their_task):
     ours = build("dynamicconv", their_task, **SMALL)
-    names = [name for name, _ in parameter_order("fairseq-0.12.2", ours.named_parameters())]
+    names = [name for name, _ in parameter_order(layout, ours.named_parameters())]
     first = next(i for i, name in enumerate(names) if name.startswith("decoder."))
     assert names[first : first + 2] == ["decoder.output_projection.weight", "decoder.embed_tokens.weight"]
 

@@ -28,6 +28,8 @@ PARTS = {
     "no-updates": ({"optimizer_history": [{"num_updates": None}]}, "must be an integer, got NoneType None"),
     "extra-state": ({"extra_state": [1]}, "extra_state must be a dictionary, got list [1]"),
     "section": ({"cfg": {"checkpoint": "x"}}, "checkpoint in cfg must be a dictionary or a Namespace, got str 'x'"),
+    "task": ({"cfg": {"task": [1]}}, "task in cfg must be a dictionary or a Namespace, got list [1]"),
+    "common": ({"cfg": {"common": 5}}, "common in cfg must be a dictionary or a Namespace, got int 5"),
 }
 
 

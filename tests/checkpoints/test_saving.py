@@ -147,7 +147,7 @@ def test_what_does_not_belong_together(tmp_path):
 
 
 def test_merges_of_both_sides(tmp_path):
-    """One file where they are the same, two where they are not."""
+    """One file where they are the same, two where they are not; and so for models of sentencepiece."""
     exports.export(tmp_path / "m")
     assert open_exported(tmp_path / "m").target_text.file.name == "source.bpe"
     (tmp_path / "others").write_text("#version: 0.2\nd o\n")
@@ -155,6 +155,13 @@ def test_merges_of_both_sides(tmp_path):
     found = open_exported(exports.export(tmp_path / "n", target=side))
     assert (found.source_text.file.name, found.target_text.file.name) == ("source.bpe", "target.bpe")
     assert found.target_text.encode()("dog") == ["do@@", "g"]
+    models = {}
+    for which, lang in (("source", "de"), ("target", "en")):
+        (tmp_path / which).write_text(which)
+        text = TextSide(Recipe("none", lang), "sentencepiece", tmp_path / which)
+        models[which] = Side(lang, exports.dictionary(), text)
+    found = open_exported(exports.export(tmp_path / "s", **models))
+    assert [side.file.read_text() for side in (found.source_text, found.target_text)] == ["source", "target"]
 
 
 def test_shortlists(tmp_path):
@@ -219,6 +226,19 @@ def test_without_an_exchange_of_names(tmp_path, monkeypatch):
     monkeypatch.setattr(ctypes, "CDLL", lambda *args, **kwargs: object())
     exports.export(tmp_path / "m")
     exports.export(tmp_path / "m", weights="int8", force=True)
+    assert open_exported(tmp_path / "m").settings.weights == "int8"
+    assert {path.name for path in tmp_path.iterdir()} == {"m", "codes"}
+
+    rename = os.rename
+
+    def fail(one, other):
+        if Path(one).suffix == ".tmp":
+            raise OSError(5, "I/O error", str(other))
+        rename(one, other)
+
+    monkeypatch.setattr(os, "rename", fail)
+    with pytest.raises(OSError, match="I/O error"):
+        exports.export(tmp_path / "m", force=True)
     assert open_exported(tmp_path / "m").settings.weights == "int8"
     assert {path.name for path in tmp_path.iterdir()} == {"m", "codes"}
 

@@ -130,7 +130,8 @@ def test_what_cannot_start_on_the_cpu_says_so(monkeypatch, changes, tasks, messa
         utils.call_main(parallel(**changes), pytest.fail)
 
 
-def test_workers_share_the_cores_that_this_process_may_use(monkeypatch):
+@pytest.mark.parametrize("workers, share", [(2, "3"), (8, "1")])
+def test_workers_share_the_cores_that_this_process_may_use(workers, share, monkeypatch):
     from fairseq.distributed import utils
 
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(6)))
@@ -138,8 +139,10 @@ def test_workers_share_the_cores_that_this_process_may_use(monkeypatch):
     monkeypatch.setattr("torch.multiprocessing.spawn", lambda *args, **options: None)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.delenv("OMP_NUM_THREADS")
-    utils.call_main(parallel(), pytest.fail)
-    assert os.environ["OMP_NUM_THREADS"] == "3"
+    config = parallel(distributed_world_size=workers, distributed_port=29501)
+    utils.call_main(config, pytest.fail)
+    assert os.environ["OMP_NUM_THREADS"] == share
+    assert config.distributed_training.distributed_init_method == "tcp://localhost:29501"
 
 
 def test_torchrun_does_not_split_an_evaluation(monkeypatch):

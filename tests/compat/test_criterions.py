@@ -109,9 +109,10 @@ def test_every_word_of_every_band_is_in_the_adaptive_loss(embeddings):
     source = target.roll(1, dims=1)
     expected = -log_probabilities(model, source)[0].diagonal()[target[0] != task.dictionary.pad()]
     sample = {"net_input": {"src_tokens": source}, "target": target}
-    loss, size, log = AdaptiveLoss(task, sentence_avg=False)(model, sample)
-    torch.testing.assert_close(loss, expected.sum().reshape(1))
-    assert size == log["ntokens"] == WORDS - 1
+    for sentence_avg, wanted in ((False, WORDS - 1), (True, 1)):
+        loss, size, log = AdaptiveLoss(task, sentence_avg)(model, sample)
+        assert size == log["sample_size"] == wanted and log["ntokens"] == WORDS - 1
+        torch.testing.assert_close(loss, expected.sum().reshape(1))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)

@@ -82,8 +82,8 @@ def test_adam_that_torch_does_not_fuse_is_fairseqs_to_the_bit(case):
         assert torch.equal(one, other)
 
 
-@pytest.mark.parametrize("turned", ["parameter", "gradient", "state", "all"])
-def test_adam_with_any_layout(turned):
+@pytest.mark.parametrize("turned", ["parameter", "gradient", "state", "all", "type"])
+def test_adam_with_any_layout_and_a_state_of_another_type(turned):
     """On a CPU, torch's kernels pair the elements as they are in memory."""
     generator = torch.Generator().manual_seed(1)
     plain = torch.randn(3, 4, 6, generator=generator)
@@ -96,6 +96,8 @@ def test_adam_with_any_layout(turned):
         optimizer = Adam([torch.nn.Parameter(weight)], lr=0.1)
         (parameter,) = optimizer.param_groups[0]["params"]
         parameter.grad = others[0]
+        if turned == "type":
+            others = [others[0], others[1].double(), others[2].double()]
         optimizer.state[parameter] = {"step": 1, "exp_avg": others[1], "exp_avg_sq": others[2].square()}
         for _ in range(2):
             step(optimizer)

@@ -19,6 +19,7 @@ from fairseq.dataclass.configs import CheckpointConfig
 from fairseq.logging.meters import MetersDict, StopwatchMeter
 from fairseq.optim.fp16_optimizer import FP16Optimizer
 from fairseq.tasks.fairseq_task import FairseqTask, LegacyFairseqTask
+from fairseq.trainer import Trainer
 
 import lightconv_plugin.models  # noqa: F401 (the patches)
 from benchmarks import systems, trainers
@@ -49,6 +50,15 @@ def test_a_trainer_that_is_not_fairseqs_is_left_alone():
     state, epochs = checkpoint_utils.load_checkpoint(CheckpointConfig(), trainer)
     assert state is trainer.load_checkpoint.return_value
     assert epochs is trainer.get_train_iterator.return_value
+
+
+@pytest.mark.parametrize("last, ends", [(0, False), (4, True), (5, True), (6, False)])
+def test_a_training_has_ended_at_its_last_update_if_there_is_one(last, ends):
+    trainer = MagicMock(spec=Trainer, checkpoint_suffix="", cfg=MagicMock(), task=MagicMock())
+    trainer.cfg.optimization.max_update, trainer.get_num_updates.return_value = last, 5
+    trainer.load_checkpoint.return_value = {"train_iterator": {"epoch": 2}}
+    _, epochs = checkpoint_utils.load_checkpoint(CheckpointConfig(), trainer)
+    assert (epochs is not trainer.get_train_iterator.return_value) == ends
 
 
 def test_the_clock_of_a_resumed_training_runs():
@@ -141,12 +151,12 @@ class Task(LegacyFairseqTask):
         return self.kept
 
 
-def batches(epoch, kept=True, get=FairseqTask.get_batch_iterator, seed=1):
+def batches(epoch, kept=True, get=FairseqTask.get_batch_iterator, seed=1, **options):
     """The batches that a training has which begins, or is resumed, in this epoch."""
     words = Dictionary()
     sentences = [[words.add_symbol(f"w{number}_{i}") for i in range(n)] for number, n in enumerate(LENGTHS)]
     dataset = LanguagePairDataset(sentences, LENGTHS, words, shuffle=True)
-    iterator = get(Task(kept), dataset, max_sentences=4, seed=seed, epoch=epoch)
+    iterator = get(Task(kept), dataset, max_sentences=4, seed=seed, epoch=epoch, **options)
     assert "ordered_indices" not in vars(dataset)
     return [list(map(int, batch)) for batch in iterator.frozen_batches]
 
@@ -166,10 +176,13 @@ def test_without_resumed_batches_fairseq_makes_others():
     assert batches(1, get=patched.__wrapped__) == batches(1)
 
 
-def test_batches_that_are_made_anew_every_epoch_stay_so():
+@pytest.mark.parametrize(
+    "options", [{"kept": False}, {"disable_iterator_cache": True}, {"update_epoch_batch_itr": True}], ids=str
+)
+def test_batches_that_are_made_anew_every_epoch_stay_so(options):
     if not hasattr(FairseqTask.get_batch_iterator, "__wrapped__"):
         pytest.skip("this fairseq draws by the seed alone")
-    assert batches(3, kept=False) != batches(1, kept=False)
+    assert batches(3, **options) != batches(1, **options)
 
 
 def epoch_of(batches, processes=1):
@@ -285,7 +298,13 @@ def trainer(monkeypatch):
 
     monkeypatch.setattr(FP16Optimizer, "build_fp32_params", classmethod(in_a_row))
     task = systems.task(systems.dictionary(30))
-    return lambda dtype: trainers.trainer(build(task_=task), task, torch.device("cpu"), dtype)
+
+    def made(dtype):
+        model = build(task_=task)
+        model.encoder.layers[0].fc1.weight.requires_grad_(False)  # of no optimizer
+        return trainers.trainer(model, task, torch.device("cpu"), dtype)
+
+    return made
 
 
 def written_by_0_12_2(trainer, path, rows=None):
@@ -294,7 +313,8 @@ def written_by_0_12_2(trainer, path, rows=None):
     trainer.save_checkpoint(str(path), {"train_iterator": {"version": 2, "epoch": 1, "iterations_in_epoch": 1}})
     state = safe_torch_load(path)
     state["model"][OLD_OUTPUT] = state["model"].pop(OUTPUT)
-    moments = {name: torch.rand(value.shape) for name, value in trainer.get_model().named_parameters()}
+    trained = [(name, value) for name, value in trainer.get_model().named_parameters() if value.requires_grad]
+    moments = {name: torch.rand(value.shape) for name, value in trained}
     order = [name for name in moments if name != OUTPUT]
     order.insert(order.index("decoder.embed_tokens.weight"), OUTPUT)
     saved = [moments[name] for name in order]

@@ -83,6 +83,16 @@ def test_recordings_make_room_for_a_batch_that_is_computed_normally(monkeypatch)
     assert stopped
 
 
+def test_a_step_that_is_repeated_tells_the_model_its_update_and_one_without_gradients_is_not_repeated(monkeypatch):
+    monkeypatch.setattr(FairseqTask, "train_step", lambda *given: ("fairseq's", given[-1]))
+    model, loss, seen = build(**LEARNED), criterion(), []
+    model.set_num_updates = seen.append
+    vars(loss)["step_graphs"] = SimpleNamespace(step=lambda *given: "repeated")
+    with patched(monkeypatch, Recordings()):
+        assert FairseqTask.train_step(None, {}, model, loss, None, 7) == "repeated" and seen == [7]
+        assert FairseqTask.train_step(None, {}, model, loss, None, 8, ignore_grad=True) == ("fairseq's", True)
+
+
 @pytest.mark.parametrize("value, needed", [("", False), ("0", False), ("1", True)])
 def test_it_is_asked_for(value, needed, monkeypatch):
     monkeypatch.setenv("LIGHTCONV_GRAPHS", value)

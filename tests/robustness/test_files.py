@@ -19,7 +19,7 @@ import yaml
 from lightconv_plugin.cli import main
 from lightconv_plugin.downloads.archives import read_members, unpack, verify
 from lightconv_plugin.errors import CorpusError
-from lightconv_plugin.files import atomic_write, locked
+from lightconv_plugin.files import atomic_directory, atomic_write, locked
 from lightconv_plugin.recipes.steps import Steps
 from tests import ROOT
 from tests.checkpoints.fairseq_files import EPOCHS, make
@@ -197,16 +197,21 @@ def test_the_lock_of_a_killed_process_is_none(tmp_path, capsys):
 def test_what_killed_writers_left_is_removed_whatever_their_number(tmp_path):
     """In a container each command has the same number; what a living writer has is locked, or new."""
     path, own = tmp_path / "model.pt", os.getpid()
-    names = {what: f".model.pt.{own}.{i:08x}.tmp" for i, what in enumerate(("left", "left folder", "new", "locked"))}
+    names = {what: f".model.pt.{own}.{i:08x}.tmp" for i, what in enumerate(("left", "left folder", "new"))}
     for what, name in names.items():
         (tmp_path / name / "in").mkdir(parents=True) if "folder" in what else (tmp_path / name).write_text("half")
         if what != "new":
             os.utime(tmp_path / name, (0, 0))
-    with (tmp_path / names["locked"]).open("a") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    with atomic_write(path) as living:
+        os.utime(living.name, (0, 0))
         with atomic_write(path) as written:
             written.write("whole")
-    assert {entry.name for entry in tmp_path.iterdir()} == {"model.pt", names["new"], names["locked"]}
+        assert {entry.name for entry in tmp_path.iterdir()} == {"model.pt", names["new"], Path(living.name).name}
+    with atomic_directory(tmp_path / "folder") as living:
+        os.utime(living, (0, 0))
+        with atomic_directory(tmp_path / "folder"):
+            pass
+        assert living.is_dir()
 
 
 @pytest.mark.parametrize("error", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP])

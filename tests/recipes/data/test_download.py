@@ -143,6 +143,22 @@ def test_a_connection_that_ends_early_is_resumed(server, tmp_path):
     assert (tmp_path / "down/file.gz").read_bytes() == PACKED
 
 
+def test_another_part_than_the_one_asked_for_is_not_appended(server, tmp_path, monkeypatch):
+    opened = download._open
+
+    def elsewhere(*given):
+        response = opened(*given)
+        if "Content-Range" in response.headers:
+            response.headers.replace_header("Content-Range", "bytes 100-200/300")
+        return response
+
+    monkeypatch.setattr(download, "_open", elsewhere)
+    server.cuts["plain.txt"] = [400]
+    fetch(f"{server.address}/plain.txt", "record", tmp_path)
+    assert server.requests == [("plain.txt", 0), ("plain.txt", 400), ("plain.txt", 0)]
+    assert (tmp_path / "down/plain.txt").read_bytes() == TEXT
+
+
 def test_a_connection_without_a_byte_is_dead_and_the_download_resumed(server, tmp_path, monkeypatch):
     assert download.SILENCE == 60
     monkeypatch.setattr(download, "SILENCE", 0.3)
