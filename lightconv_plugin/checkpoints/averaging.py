@@ -202,7 +202,7 @@ def _shared_memory(model: dict) -> dict[str, str]:
     owner = {}
     for key in sorted(model):
         value = model[key]
-        place = (value.data_ptr(), tuple(value.shape), value.stride(), value.dtype) if value.numel() else (key,)
+        place = value.data_ptr(), tuple(value.shape), value.stride(), value.dtype
         owner[key] = first.setdefault(place, key)
     return owner
 

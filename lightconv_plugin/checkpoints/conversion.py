@@ -119,13 +119,13 @@ def _container(state: dict, layout: str, architecture: str, options: dict) -> di
 
 def _with_upstreams_task(state: dict) -> dict[str, Any] | None:
     """The settings with the task translation, if the task is translation_fast, which only the plugin has."""
-    cfg, args = state.get("cfg"), state.get("args")
-    task, name = (as_mapping(cfg.get("task")), "_name") if cfg else (as_mapping(args), "task")
-    if task.get(name) != "translation_fast":
+    cfg = state.get("cfg") or {}
+    task = as_mapping(cfg.get("task"))
+    if task.get("_name") != "translation_fast":
         return None
     left_out = search_settings(task)
-    task = {key: value for key, value in task.items() if key not in left_out} | {name: "translation"}
-    return {"cfg": {**cfg, "task": task}} if cfg else {"args": Namespace(**task)}
+    task = {key: value for key, value in task.items() if key not in left_out} | {"_name": "translation"}
+    return {"cfg": {**cfg, "task": task}}
 
 
 def _flat(cfg: dict) -> dict[str, Any]:

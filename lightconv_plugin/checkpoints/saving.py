@@ -176,7 +176,7 @@ def _text_files(source: Side | None, target: Side, config: ModelConfig, shortlis
 def _add(files: dict[str, bytes], which: str, subwords: str, content: bytes) -> str:
     """Add merges or a sentencepiece model to the files; returns its name, that of an identical file if there is one."""
     for name, other in files.items():
-        if other == content and not name.startswith("dict."):
+        if other == content:
             return name
     name = _FILES[subwords].format(which)
     if name in files:

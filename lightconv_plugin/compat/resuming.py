@@ -77,7 +77,7 @@ def resumed_batches() -> None:
         given.apply_defaults()
         options = given.arguments
         kept = not options["disable_iterator_cache"] and not options["update_epoch_batch_itr"]
-        if not kept or getattr(self.cfg, "rebuild_batches", False) or not self.can_reuse_epoch_itr(dataset):
+        if not kept or not self.can_reuse_epoch_itr(dataset):
             return original(self, dataset, *args, **kwargs)
         order, first = dataset.ordered_indices, options["seed"] + 1
 

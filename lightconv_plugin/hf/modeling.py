@@ -211,7 +211,7 @@ class LightConvForCausalLM(LightConvPreTrainedModel, LightConvGenerationMixin):
         pads = tokens.eq(self.decoder.pad) if mask is None and tokens is not None else None
         if mask is not None:
             pads = mask[:, -labels.shape[1] :].eq(0)  # the mask begins with the words in the cache
-        return None if pads is None or pads.shape != labels.shape else pads.roll(1, dims=1)
+        return None if pads is None else pads.roll(1, dims=1)
 
 
 def _of_tuple(parts: tuple) -> LightConvEncoderOutput:
