@@ -5,16 +5,16 @@ import torch
 
 from lightconv_plugin import ops
 
-from .operators import numbers_of_threads
+from .operators import numbers_of_threads, pairwise
 from .test_residual import drawn
 
 pytestmark = pytest.mark.usefixtures("backend")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
-@pytest.mark.parametrize("p", [0.1, 0.5, 0.999999999])
-@pytest.mark.parametrize("shape", [(), (1,), (7, 3, 5), (0, 4), (33, 65)], ids=str)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    "dtype, shape, p", pairwise(DTYPES, ((), (1,), (7, 3, 5), (0, 4), (33, 65)), (0.1, 0.5, 0.999999999)), ids=str
+)
 def test_mask_and_gradient_are_those_of_the_definition(dtype, shape, p):
     x = torch.randn(shape, dtype=torch.float64).to(dtype).requires_grad_()
     factors = drawn(x.shape, p)

@@ -20,6 +20,7 @@ from .operators import (
     OPERATORS,
     assert_same_bits,
     numbers_of_threads,
+    pairwise,
     random_call,
     smooth,
 )
@@ -30,8 +31,9 @@ REFERENCE_ALONE = pytest.mark.parametrize("backend", ["reference"], indirect=Tru
 
 every_kind = pytest.mark.parametrize("kind", KINDS)
 every_operator = pytest.mark.parametrize("operator", OPERATORS)
-every_reach = pytest.mark.parametrize(("left", "right"), [(0, 4), (2, 2), (4, 0), (20, 20)])
 every_garbage = pytest.mark.parametrize("garbage", GARBAGE.values(), ids=GARBAGE)
+REACHES = ((0, 4), (2, 2), (4, 0), (20, 20))
+every_leak = pytest.mark.parametrize("kind, reach, garbage", pairwise(KINDS, REACHES, GARBAGE.values()))
 # The filters and windows of positions, not those of the whole call.
 PREDICTED = [kind for kind in KINDS if not kind.startswith("lightconv")]
 
@@ -51,12 +53,10 @@ def sequences_of(name, lengths, edges):
 # ------------------------------------------------------------------------------------------------ leaks
 
 
-@every_garbage
-@every_reach
-@every_kind
-def test_right_padding_reaches_neither_outputs_nor_gradients(kind, left, right, garbage):
+@every_leak
+def test_right_padding_reaches_neither_outputs_nor_gradients(kind, reach, garbage):
     lengths = torch.tensor([19, 3, 0, 12])
-    call = random_call(kind, 19, 4, 2, 2, left, right, lengths=lengths)
+    call = random_call(kind, 19, 4, 2, 2, *reach, lengths=lengths)
     pad = torch.arange(19)[:, None] >= lengths
     grad = call.randn_like_out().masked_fill(pad[..., None], 0)
     clean, dirty = (call.filled(pad, fill).everything(grad) for fill in (0.0, garbage))
@@ -90,11 +90,9 @@ def test_taps_that_meet_padding_alone_do_not_count(operator, per_head, garbage):
     assert_same_bits(dirty, clean)
 
 
-@every_garbage
-@every_reach
-@every_kind
-def test_packed_sequences_do_not_see_each_other(kind, left, right, garbage):
-    call = random_call(kind, 23, 1, 2, 2, left, right, bias=False, cu_seqlens=EDGES)
+@every_leak
+def test_packed_sequences_do_not_see_each_other(kind, reach, garbage):
+    call = random_call(kind, 23, 1, 2, 2, *reach, bias=False, cu_seqlens=EDGES)
     grad = call.randn_like_out()
     clean = call.everything(grad)
     grad[9:12] = garbage  # a sequence whose gradient is not finite leaves the others' alone, too
@@ -103,11 +101,12 @@ def test_packed_sequences_do_not_see_each_other(kind, left, right, garbage):
     assert_same_bits(dirty, clean, OTHERS)
 
 
-@pytest.mark.parametrize("normalize", ["softmax", "none"])
-@every_reach
-@pytest.mark.parametrize("kind", [kind for kind in PREDICTED if kind.startswith("dynamicconv")])
-def test_filters_of_a_packed_sequence_do_not_reach_the_others(kind, left, right, normalize):
-    call = random_call(kind, 23, 1, 2, 2, left, right, bias=False, normalize=normalize, cu_seqlens=EDGES)
+@pytest.mark.parametrize(
+    "kind, reach, normalize",
+    pairwise([kind for kind in PREDICTED if kind.startswith("dynamicconv")], REACHES, ("softmax", "none")),
+)
+def test_filters_of_a_packed_sequence_do_not_reach_the_others(kind, reach, normalize):
+    call = random_call(kind, 23, 1, 2, 2, *reach, bias=False, normalize=normalize, cu_seqlens=EDGES)
     grad = call.randn_like_out()
     dirty = call.filled(slice(9, 12), torch.nan, "weight")
     assert_same_bits(dirty.everything(grad), call.everything(grad), OTHERS)
@@ -347,13 +346,12 @@ def test_a_kernel_much_longer_than_the_sequence_costs_its_weights_only(operator)
 # ------------------------------------------------------------------------------------------------ the rest
 
 
-@pytest.mark.parametrize("options", [{}, {"lengths": torch.empty(0, dtype=torch.int64)}, {"dropout": 0.5}], ids=str)
-@pytest.mark.parametrize(("left", "right"), [(0, 0), (3, 0), (3, 4)])
-@every_kind
-def test_empty_batch(kind, left, right, options):
-    if kind.startswith("talkconv"):
-        options = {name: value for name, value in options.items() if name != "dropout"}
-    call = random_call(kind, 5, 0, 2, 3, left, right, **options)
+@pytest.mark.parametrize("kind, reach, option", pairwise(KINDS, ((0, 0), (3, 0), (3, 4)), ("", "lengths", "dropout")))
+def test_empty_batch(kind, reach, option):
+    options = {"lengths": torch.empty(0, dtype=torch.int64)} if option == "lengths" else {}
+    if option == "dropout" and not kind.startswith("talkconv"):
+        options["dropout"] = 0.5
+    call = random_call(kind, 5, 0, 2, 3, *reach, **options)
     results = call.everything(call.randn_like_out())
     assert results.pop("out").shape == (5, 0, 6)
     for name, tensor in results.items():

@@ -7,7 +7,7 @@ from lightconv_plugin import ops
 from tests.fastest import fastest
 
 from . import oracle
-from .operators import numbers_of_threads
+from .operators import numbers_of_threads, pairwise
 
 pytestmark = pytest.mark.usefixtures("backend")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -30,9 +30,9 @@ def tolerance(dtype):
     return {torch.float64: 1e-10, torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1e-2}[dtype]
 
 
-@pytest.mark.parametrize("epsilon", [0.0, 0.1, 0.9])
-@pytest.mark.parametrize("words", [2, 7, 16, 17, 64, 1000, 32769])
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    "dtype, words, epsilon", pairwise(DTYPES, (2, 7, 16, 17, 64, 1000, 32769), (0.0, 0.1, 0.9)), ids=str
+)
 def test_losses_and_gradients_are_those_of_the_formula(dtype, words, epsilon):
     logits, target = example(words, dtype)
     weights = torch.rand(2, *target.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(3))

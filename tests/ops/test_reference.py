@@ -13,7 +13,7 @@ from .operators import CONVOLUTIONS, KINDS, OPERATORS, pairwise, random_call, re
 pytestmark = pytest.mark.usefixtures("backend")
 every_operator = pytest.mark.parametrize("operator", OPERATORS)
 
-# The other sizes go round while T and the reaches take every combination.
+# Every pair of an operator, T and a reach, while the other sizes go round.
 _OTHERS = itertools.cycle(itertools.product((1, 3), (1, 2, 4), (1, 3, 8, 17)))
 _FILTERS = [
     (padding_l, size - 1 - padding_l)
@@ -23,9 +23,10 @@ _FILTERS = [
 _WINDOWS = [(0, 0), (1, 0), (0, 1), (3, 3), (7, 0), (2, 9), (15, 15), (63, 40)]
 SHAPES = [
     pytest.param(operator, steps, *next(_OTHERS), left, right, id=f"{operator}-T{steps}-L{left}-R{right}")
-    for operator in OPERATORS
-    for steps in ((1, 2, 3, 7, 16, 17, 40) if operator == "talkconv" else (1, 2, 5, 17, 40))
-    for left, right in (_WINDOWS if operator == "talkconv" else _FILTERS)
+    for operator, steps, (left, right) in [
+        *pairwise(CONVOLUTIONS, (1, 2, 5, 17, 40), _FILTERS),
+        *itertools.product(["talkconv"], (1, 2, 3, 7, 16, 17, 40), _WINDOWS),
+    ]
 ]
 
 
@@ -78,19 +79,20 @@ def test_combinations_of_options(kind, normalize, dropout, sequences):
     random_call(kind, 9, batch, 2, 3, 4, 1, bias=not kind.endswith("-glu"), **options).check(dropout=dropout)
 
 
-@pytest.mark.parametrize("sequences", SEQUENCES)
-@pytest.mark.parametrize(("left", "right"), [(0, 0), (2, 0), (0, 2), (3, 4), (20, 20)])
-@pytest.mark.parametrize("top", [1.0, 3.0])
-def test_sequences_of_talkconv(sequences, left, right, top):
+@pytest.mark.parametrize(
+    "sequences, reach, top", pairwise(SEQUENCES, ((0, 0), (2, 0), (0, 2), (3, 4), (20, 20)), (1.0, 3.0))
+)
+def test_sequences_of_talkconv(sequences, reach, top):
     options = SEQUENCES[sequences]
-    random_call("talkconv", 9, 1 if "cu_seqlens" in options else 3, 2, 3, left, right, top=top, **options).check()
+    random_call("talkconv", 9, 1 if "cu_seqlens" in options else 3, 2, 3, *reach, top=top, **options).check()
 
 
-@pytest.mark.parametrize("sequences", SEQUENCES)
-@pytest.mark.parametrize(("left", "right"), [(0, 4), (2, 2), (4, 0)])
-@pytest.mark.parametrize("kind", ["lightconv", "dynamicconv", "dynamicconv-renorm"])
-def test_the_formula_in_plain_loops(kind, left, right, sequences):
-    call = random_call(kind, 9, 1 if "packed" in sequences else 3, 2, 2, left, right, **SEQUENCES[sequences])
+@pytest.mark.parametrize(
+    "kind, reach, sequences",
+    pairwise(("lightconv", "dynamicconv", "dynamicconv-renorm"), ((0, 4), (2, 2), (4, 0)), SEQUENCES),
+)
+def test_the_formula_in_plain_loops(kind, reach, sequences):
+    call = random_call(kind, 9, 1 if "packed" in sequences else 3, 2, 2, *reach, **SEQUENCES[sequences])
     torch.manual_seed(3)
     out = call(dropout=0.3)
     torch.manual_seed(3)
@@ -159,15 +161,16 @@ def test_more_rows_than_a_tile_has():
     random_call("talkconv", 600, 1, 1, 3, 200, 90).check()
 
 
-@pytest.mark.parametrize("most", [1.0, 2.5])
-@pytest.mark.parametrize(("left", "right"), [(0, 0), (1, 0), (4, 0), (3, 5), (15, 15), (50, 50)])
-@pytest.mark.parametrize("steps", [1, 2, 9, 33])
-def test_the_formula_of_the_paper(steps, left, right, most):
-    x, offset_left, offset_right = talk_tensors(steps, 2, 3, 2, left, right, most=most)
-    want = oracle.published(x.detach(), offset_left.detach(), offset_right, left, right)
-    out = ops.talkconv(x, offset_left, offset_right, left, right)
+@pytest.mark.parametrize(
+    "steps, reach, most",
+    pairwise((1, 2, 9, 33), ((0, 0), (1, 0), (4, 0), (3, 5), (15, 15), (50, 50)), (1.0, 2.5)),
+)
+def test_the_formula_of_the_paper(steps, reach, most):
+    x, offset_left, offset_right = talk_tensors(steps, 2, 3, 2, *reach, most=most)
+    want = oracle.published(x.detach(), offset_left.detach(), offset_right, *reach)
+    out = ops.talkconv(x, offset_left, offset_right, *reach)
     torch.testing.assert_close(out.detach(), want.detach(), rtol=0, atol=1e-13)
-    torch.testing.assert_close(oracle.talk(x, offset_left, offset_right, left, right).detach(), want.detach())
+    torch.testing.assert_close(oracle.talk(x, offset_left, offset_right, *reach).detach(), want.detach())
 
 
 def test_by_hand():
@@ -248,9 +251,12 @@ def test_a_product_that_rounds_to_a_whole_number_of_rows_is_whole():
 TOLERANCE = {torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
 
 
-@pytest.mark.parametrize("kind", ["lightconv", "lightconv-glu", "dynamicconv", "dynamicconv-glu", "talkconv"])
-@pytest.mark.parametrize("per_head", [1, 5, 8, 16, 40])
-@pytest.mark.parametrize("dtype", TOLERANCE, ids=lambda dtype: str(dtype).removeprefix("torch."))
+@pytest.mark.parametrize(
+    "dtype, kind, per_head",
+    pairwise(
+        TOLERANCE, ("lightconv", "lightconv-glu", "dynamicconv", "dynamicconv-glu", "talkconv"), (1, 5, 8, 16, 40)
+    ),
+)
 def test_types_are_accurate_to_their_own_rounding(dtype, kind, per_head):
     call = random_call(kind, 150, 3, 2, per_head, 15, 15, dtype=dtype, **({"top": 1.3} if kind == "talkconv" else {}))
     grad = call.randn_like_out()

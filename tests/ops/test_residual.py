@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from lightconv_plugin import ops
 
 from . import oracle
-from .operators import numbers_of_threads
+from .operators import numbers_of_threads, pairwise
 
 pytestmark = pytest.mark.usefixtures("backend")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -43,9 +43,11 @@ def close(found, want, dtype):
     torch.testing.assert_close(found.double(), want, rtol=tolerance, atol=tolerance * want.abs().max().item())
 
 
-@pytest.mark.parametrize("p", [0.0, P])
-@pytest.mark.parametrize("shape", [(2, 3, 5), (7, 16), (33,), (70, 3, 40), (1, 1030), (4, 1)], ids=str)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    "dtype, shape, p",
+    pairwise(DTYPES, ((2, 3, 5), (7, 16), (33,), (70, 3, 40), (1, 1030), (4, 1)), (0.0, P)),
+    ids=str,
+)
 def test_the_norm_is_the_formula(dtype, shape, p):
     given = example(shape, dtype)
     exact = [tensor.detach().double().requires_grad_() for tensor in given]
@@ -62,9 +64,9 @@ def test_the_norm_is_the_formula(dtype, shape, p):
         close(ours, theirs, dtype)
 
 
-@pytest.mark.parametrize("p", [1e-9, P, 0.999])
-@pytest.mark.parametrize("shape", [(), (5,), (7, 3, 5), (0, 4), (3, 2100)], ids=str)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    "dtype, shape, p", pairwise(DTYPES, ((), (5,), (7, 3, 5), (0, 4), (3, 2100)), (1e-9, P, 0.999)), ids=str
+)
 def test_the_relu_is_the_formula(dtype, shape, p):
     x = torch.randn(shape, dtype=torch.float64).to(dtype).requires_grad_()
     factors = drawn(shape, p)

@@ -11,6 +11,7 @@ from .operators import (
     STEP_KINDS,
     chunking,
     numbers_of_threads,
+    pairwise,
     random_call,
     relative_error,
     smooth,
@@ -85,9 +86,7 @@ def test_the_state_is_the_last_inputs(kind):
         assert_state(part.stepwise(chunks)[1], part, rows)
 
 
-@pytest.mark.parametrize("tokens", [1, 3, 7])
-@pytest.mark.parametrize("rows", range(5))
-@every_kind
+@pytest.mark.parametrize("kind, rows, tokens", pairwise(STEP_KINDS, range(5), (1, 3, 7)))
 def test_a_state_of_any_number_of_rows(kind, rows, tokens):
     # The last `rows` tokens of a longer past: the same as a sequence that began with them.
     call = random_call(kind, 5 + tokens, 2, 2, 3, 4)
