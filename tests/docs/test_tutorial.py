@@ -108,7 +108,7 @@ def test_the_pip_way_from_a_wheel(tmp_path):
     site, empty, source = tmp_path / "site", tmp_path / "empty", tmp_path / "source"
     source.mkdir()
     empty.mkdir()
-    done = install(copy_of_the_source(source, toy=False), site, LIGHTCONV_PREBUILD="")
+    done = install(copy_of_the_source(source), site, LIGHTCONV_PREBUILD="")
     assert done.returncode == 0, done.stderr
     raw = write_parts(tmp_path / "raw", ("train", "val", "test_2016_flickr"), (300, 20, 20))
     (empty / "in.txt").write_text("A small dog runs through the grass.\n", encoding="utf-8")

@@ -11,7 +11,7 @@ from lightconv_plugin import ops
 from lightconv_plugin.ops import artifacts, backends, compilation, instructions, reference, registration
 
 from .conftest import by_reference
-from .toy_libraries import BROKEN, TOY, Toy
+from .toy_libraries import BROKEN, LIBRARY, TOY, Toy, relay
 
 LOADED = "print(ops.lightconv(x, weight, 1).unique().tolist(), backends.decision('cpu').library)"
 
@@ -106,15 +106,14 @@ def test_the_backend_is_logged_once_and_only_for_who_asks(toy):
     assert toy.run(program, LEVEL="INFO") == ("", "")
 
 
-def test_without_a_compiler_a_library_of_fewer_instructions_serves(tmp_path):
-    toy = Toy(tmp_path, TOY)
+def test_without_a_compiler_a_library_of_fewer_instructions_serves(toy, tmp_path):
+    toy = Toy(tmp_path, relay(toy.run(LIBRARY)[0].strip()))
     if instructions.compiled_for() != "AVX512":
         pytest.skip(
             f"this CPU has one set of instructions less to choose from: {instructions.compiled_for() or 'none'}"
         )
-    call = "assert (ops.lightconv(x, weight, 1) > 100).all(); print(backends.decision('cpu').library)"
-    lesser, _ = toy.run(call, LIGHTCONV_CPU_ISA="avx2")
-    used, said = toy.run(call, PATH="")
+    lesser, _ = toy.run(LIBRARY, LIGHTCONV_CPU_ISA="avx2")
+    used, said = toy.run(LIBRARY, PATH="")
     assert used == lesser
     assert said.count("WARNING") <= 1 and "using the CPU kernels for AVX2, which are slower" in said
     assert "no C++ compiler was found" in said

@@ -4,7 +4,6 @@ import os
 import subprocess
 from pathlib import Path
 
-from tests.ops.toy_libraries import TOY
 from tests.warm_python import warm_python
 
 
@@ -21,8 +20,8 @@ def python(*arguments, **options):
     return done.stdout.strip()
 
 
-def copy_of_the_source(folder, toy=True):
-    """What is packaged, in a folder where setuptools may write. toy: with the kernels of a toy, quick to compile."""
+def copy_of_the_source(folder, toy=None):
+    """What is packaged, in a folder where setuptools may write. toy: the source in the place of the kernels."""
     repository = Path(__file__).parents[2]
     packaged = ("setup.py", "MANIFEST.in", "pyproject.toml", "README.md", "lightconv_plugin", "configs")
     for name in packaged if toy else (*packaged, "cpu", "cuda"):
@@ -30,7 +29,7 @@ def copy_of_the_source(folder, toy=True):
     if not toy:
         return folder
     include = '#include "common/toy.h"\n'
-    kernels = {"cpu/toy.cpp": include + TOY, "cpu/common/toy.h": "", "cuda/toy.cu": "", "cuda/common/toy.cuh": ""}
+    kernels = {"cpu/toy.cpp": include + toy, "cpu/common/toy.h": "", "cuda/toy.cu": "", "cuda/common/toy.cuh": ""}
     kernels["lightconv_plugin/ops/autograd.h"] = ""
     for file, content in {**kernels, "cpu/README.md": "", "cuda/README.md": ""}.items():
         (folder / file).parent.mkdir(parents=True, exist_ok=True)

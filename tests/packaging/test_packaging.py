@@ -12,7 +12,7 @@ import torch
 
 from lightconv_plugin.cli import main
 from lightconv_plugin.ops import instructions
-from tests.ops.toy_libraries import BROKEN
+from tests.ops.toy_libraries import BROKEN, LIBRARY, TOY, Toy, relay
 from tests.packaging.installing import copy_of_the_source, files, install, python, start
 from tests.warm_python import warm_python
 
@@ -40,10 +40,16 @@ FIRST_IMPORTS = [
 
 
 @pytest.fixture(scope="module")
-def installed(tmp_path_factory):
+def kernels(tmp_path_factory):
+    """The source of kernels that compile in no time."""
+    return relay(Toy(tmp_path_factory.mktemp("toy"), TOY).run(LIBRARY)[0].strip())
+
+
+@pytest.fixture(scope="module")
+def installed(kernels, tmp_path_factory):
     """A folder with the package as `pip install .` lays it down."""
     folder, source = tmp_path_factory.mktemp("site"), tmp_path_factory.mktemp("source")
-    done = install(copy_of_the_source(source), folder, LIGHTCONV_PREBUILD="")
+    done = install(copy_of_the_source(source, kernels), folder, LIGHTCONV_PREBUILD="")
     assert done.returncode == 0, done.stderr
     return folder
 
@@ -55,9 +61,9 @@ def cache(tmp_path_factory):
 
 
 @pytest.fixture
-def source(tmp_path):
+def source(kernels, tmp_path):
     (tmp_path / "the source").mkdir()
-    return copy_of_the_source(tmp_path / "the source")
+    return copy_of_the_source(tmp_path / "the source", kernels)
 
 
 @pytest.fixture

@@ -110,7 +110,7 @@ def test_sdist_and_wheel_are_built_and_their_metadata_are_valid(tmp_path):
 def test_the_wheel_needs_no_compiler(tmp_path):
     """Installed into an empty environment, where torch and the text packages are found and this checkout is not."""
     (tmp_path / "source").mkdir()
-    source = copy_of_the_source(tmp_path / "source", toy=False)
+    source = copy_of_the_source(tmp_path / "source")
     wheel = wheel_of(source, tmp_path / "dist", LIGHTCONV_PREBUILD="1", TORCH_CUDA_ARCH_LIST="")
     assert re.fullmatch(r"lightconv_plugin-[\w.]+-py3-none-linux_\w+\.whl", wheel.name)
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv"], check=True)

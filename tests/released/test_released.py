@@ -104,7 +104,7 @@ def test_the_cache_without_a_setting_is_the_users(tmp_path, monkeypatch):
 def test_from_a_wheel_in_an_empty_folder(world, server, tmp_path):
     """released → translate → reproduce, as installed, without the checkout."""
     (tmp_path / "source").mkdir()
-    installed = install(copy_of_the_source(tmp_path / "source", toy=False), tmp_path / "site")
+    installed = install(copy_of_the_source(tmp_path / "source"), tmp_path / "site")
     assert installed.returncode == 0, installed.stderr
     (tmp_path / "empty").mkdir()
 
