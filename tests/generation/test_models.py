@@ -57,10 +57,9 @@ def test_normalisations(kind):
 
 
 @pytest.mark.parametrize("mixer", MIXERS)
-@pytest.mark.parametrize("sizes", [[1, 31, 4], [40, 2, 15]], ids=str)
-def test_kernel_sizes(mixer, sizes):
+def test_kernel_sizes(mixer):
     """Kernels of one tap, even ones, and longer ones than any hypothesis."""
-    check([toys.ours(mixer, decoder_kernel_size_list=sizes)], seeds=range(1), searches=("native",))
+    check([toys.ours(mixer, decoder_kernel_size_list=[1, 40, 4])], seeds=range(1), searches=("native",))
 
 
 OURS = {

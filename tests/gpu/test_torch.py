@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from lightconv_plugin.ops import backends
+from tests.ops.operators import pairwise
 
 from .calls import CONVOLUTIONS, DTYPES, OPERATORS, Arguments, Case, talk
 
@@ -24,22 +25,17 @@ def test_the_native_kernels_serve_every_operator(cuda):
         assert torch._C._dispatch_has_kernel_for_dispatch_key(f"lightconv::{name}", "CUDA")
 
 
-@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
 @pytest.mark.parametrize(
-    ("operator", "options"),
+    ("operator", "dtype", "glu", "dropout"),
     [
-        *(
-            (name, {"glu": glu, "dropout": dropout, "bias": True})
-            for name in CONVOLUTIONS
-            for glu in (False, True)
-            for dropout in (0.0, 0.3)
-        ),
-        ("talkconv", {}),
+        *pairwise(CONVOLUTIONS, DTYPES.values(), (False, True), (0.0, 0.3)),
+        *(("talkconv", dtype, False, 0.0) for dtype in DTYPES.values()),
     ],
     ids=str,
 )
-def test_opcheck(operator, options, dtype, device):
-    arguments = Arguments(Case(operator, 7, 3, 2, 8, 4, 2, dtype, **options), device)
+def test_opcheck(operator, dtype, glu, dropout, device):
+    case = Case(operator, 7, 3, 2, 8, 4, 2, dtype, glu=glu, dropout=dropout, bias=operator != "talkconv")
+    arguments = Arguments(case, device)
     torch.library.opcheck(*arguments.registered())
     state = torch.randn(2, 3, 16, device=device, dtype=dtype).requires_grad_()
     torch.library.opcheck(*arguments.registered("_step", state=state))

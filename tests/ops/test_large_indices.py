@@ -17,7 +17,7 @@ from tests.robustness.fuzz.running import drawn
 
 from ..cuda import host
 from ..cuda.test_guarantees import STRIDES
-from .operators import assert_same_bits, random_call
+from .operators import assert_same_bits, pairwise, random_call
 
 # Indices of weights: beyond 2³¹, 2³², and beyond 2³⁴, where Philox' counter has an upper half.
 FIRST = [0, 2**31 - 3, 2**32 + 2, 2**34 - 5, 2**34 + 1, 2**40 + 7, 2**61 + 2]
@@ -36,10 +36,12 @@ def far(values, strides):
 
 
 @pytest.mark.usefixtures("backend")
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("strides", STRIDES.values(), ids=STRIDES)
-@pytest.mark.parametrize("per_head", [1, 3, 32])
-@pytest.mark.parametrize("kind", ["lightconv-glu", "dynamicconv-glu", "talkconv"])
+@pytest.mark.parametrize(
+    "kind, per_head, strides, dtype",
+    pairwise(
+        ("lightconv-glu", "dynamicconv-glu", "talkconv"), (1, 3, 32), STRIDES.values(), (torch.float32, torch.bfloat16)
+    ),
+)
 def test_rows_far_apart(kind, per_head, strides, dtype):
     call = random_call(kind, 3, 2, 2, per_head, 2, 1 if kind == "talkconv" else 0, dtype=dtype)
     there = call.replace(**{name: far(call.tensors[name], strides) for name in call.by_row if name != "out"})

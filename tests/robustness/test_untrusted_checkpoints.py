@@ -193,8 +193,16 @@ def test_what_recipes_read_themselves_is_loaded_safely(world, tmp_path):
 # ------------------------------------------------------------------------------------------------ settings
 
 
-@pytest.mark.parametrize("settings", [of_transformer, of_fconv])
-@pytest.mark.parametrize("tool", ["translate", "fairseq-generate", "fairseq-interactive", "fairseq-validate"])
+@pytest.mark.parametrize(
+    "tool, settings",
+    [
+        *(
+            (tool, of_transformer)
+            for tool in ("translate", "fairseq-generate", "fairseq-interactive", "fairseq-validate")
+        ),
+        *((tool, of_fconv) for tool in ("translate", "fairseq-generate")),
+    ],
+)
 def test_a_setting_that_runs_a_command_is_refused(tool, settings, world, tmp_path, monkeypatch, capsys):
     path, marker = set_to_run(world, tmp_path, settings)
     try:
@@ -225,9 +233,16 @@ def test_with_pythons_own_eval_the_setting_does_run(world, tmp_path, monkeypatch
 
 
 @pytest.mark.parametrize(
-    "tool", ["fairseq-generate", "fairseq-interactive", "fairseq-validate", "fairseq-train --restore-file", "tune"]
+    "tool, lang, side",
+    [
+        ("fairseq-generate", "de", "encoder"),
+        ("fairseq-generate", "en", "decoder"),
+        ("fairseq-interactive", "de", "encoder"),
+        ("fairseq-validate", "en", "decoder"),
+        ("fairseq-train --restore-file", "de", "encoder"),
+        ("tune", "en", "decoder"),
+    ],
 )
-@pytest.mark.parametrize("lang, side", [("de", "encoder"), ("en", "decoder")])
 def test_dictionaries_of_another_training_are_named(tool, lang, side, world, tmp_path, monkeypatch, capsys):
     """Before anything is translated or trained. (translate: tests/generation/test_translator_finding.py.)"""
     data = shutil.copytree(world[0], tmp_path / "data-bin")
