@@ -82,13 +82,12 @@ def test_random_batches_are_as_fairseqs_collater_makes_them():
 # ------------------------------------------------------------------------------------------------ training
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_training_quick(capsys, tmp_path, dtype):
+def test_training_quick(capsys, tmp_path):
     file = tmp_path / "training.json"
-    out, _ = ran(training.main, capsys, "--quick", "--dtype", dtype, "--json", file)
+    out, _ = ran(training.main, capsys, "--quick", "--dtype", "bfloat16", "--json", file)
     content = json.loads(file.read_text(encoding="utf-8"))
     assert list(content["systems"]) == list(systems.SYSTEMS)
-    assert content["benchmark"] == "training" and content["dtype"] == dtype
+    assert content["benchmark"] == "training" and content["dtype"] == "bfloat16"
     assert content["tokens_per_batch"] == [24] * 4 and content["vocabulary"] == 100
     cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in out.splitlines() if line.startswith("|")]
     rows = {first: rest for first, *rest in cells}

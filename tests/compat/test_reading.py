@@ -49,8 +49,7 @@ def counted_step(dtype, monkeypatch, patched, samples):
     return [counter.parts[part].waits for part in ("before", "after")]
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("samples", [1, 3])
+@pytest.mark.parametrize("dtype, samples", [("float32", 3), ("bfloat16", 1)])
 def test_one_wait_and_none_after_the_norm(dtype, samples, monkeypatch):
     """Without reads_after_the_norm: the norm before the update, and norm and losses after it."""
     before, after = counted_step(dtype, monkeypatch, True, samples)

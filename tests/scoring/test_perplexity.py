@@ -244,8 +244,8 @@ def pieces(training, tmp_path):
 
 @pytest.mark.parametrize(
     "options, window",
-    [(["eos"], 0), (["none"], 0), (["none"], 19), (["none", "--add-bos-token"], 0)],
-    ids=["sentences", "cut", "cut-after-each-token", "beginnings"],
+    [(["eos"], 0), (["none"], 19), (["none", "--add-bos-token"], 0)],
+    ids=["sentences", "cut-after-each-token", "beginnings"],
 )
 def test_words_that_samples_cut_are_words(options, window, pieces):
     data, model, tokens, words = pieces
