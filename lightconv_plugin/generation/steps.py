@@ -118,7 +118,7 @@ class StepModel:
         if room is not None or bool(pads.any()):
             mask = output.new_zeros(beams.capacity, 1, 1, output.shape[0])
             mask[:, 0, 0].masked_fill_(pads, -torch.inf)
-        mixers = [layer.mixer.memory(beams, output.new_empty(0)) for layer in self.layers]
+        mixers: list[Memory] = [layer.mixer.memory(beams, output.new_empty(0)) for layer in self.layers]
         sources = [layer.source(output, mask, beams) for layer in self.layers]
         layer = self.output if words is None else self.output.select(words)
         return State(beams, output.shape[0], mixers, sources, mask, self._position_table(beams.room), layer)

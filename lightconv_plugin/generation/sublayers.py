@@ -75,7 +75,7 @@ def pack(*linears: nn.Module, dtype: str) -> PackedLinear:
     return PackedLinear(*side_by_side(*linears), dtype)
 
 
-class _Bfloat16Linear(nn.Linear):
+class _Bfloat16Linear(Linear):
     """A linear layer that computes as PackedLinear with this dtype."""
 
     def forward(self, input: Tensor) -> Tensor:
