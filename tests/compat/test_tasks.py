@@ -7,7 +7,10 @@ import pytest
 
 pytest.importorskip("fairseq")
 
-from fairseq.tasks.multilingual_denoising import MultilingualDenoisingConfig, MultilingualDenoisingTask
+from fairseq.tasks.multilingual_language_modeling import (
+    MultilingualLanguageModelingConfig,
+    MultilingualLanguageModelingTask,
+)
 
 import lightconv_plugin.models  # noqa: F401 (the patches)
 from tests.compat.fairseq_runs import BLEU, LANGUAGE_MODEL, NO_GPU, PLUGIN, RECIPE, check_needed, train
@@ -40,21 +43,14 @@ def languages(data, tmp_path):
 @pytest.mark.parametrize("patched", [True, False], ids=["resumed_languages", "fairseq"])
 def test_text_of_several_languages_is_shuffled_as_without_interruption(languages, monkeypatch, patched):
     if not patched:
-        monkeypatch.setattr(
-            MultilingualDenoisingTask, "load_dataset", MultilingualDenoisingTask.load_dataset.__wrapped__
-        )
+        original = MultilingualLanguageModelingTask.load_dataset.__wrapped__
+        monkeypatch.setattr(MultilingualLanguageModelingTask, "load_dataset", original)
 
     def order(epoch):
         """The sentences in the second epoch of a training that is begun, or resumed, in this one."""
-        options = {
-            "data": str(languages),
-            "langs": "en",
-            "sample_break_mode": "eos",
-            "tokens_per_sample": 20,
-            "seed": 1,
-        }
-        cfg = MultilingualDenoisingConfig(**options, dataset_impl=None, train_subset="train", valid_subset="valid")
-        task = MultilingualDenoisingTask.setup_task(cfg)
+        cfg = MultilingualLanguageModelingConfig(data=str(languages), sample_break_mode="eos", tokens_per_sample=20)
+        cfg.seed, cfg.dataset_impl, cfg.train_subset, cfg.combine_val = 1, None, "train", False
+        task = MultilingualLanguageModelingTask.setup_task(cfg)
         task.load_dataset("train", epoch=epoch)
         task.dataset("train").set_epoch(2)
         return task.dataset("train").ordered_indices().tolist()
