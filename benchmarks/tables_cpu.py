@@ -258,13 +258,12 @@ def dtypes() -> Table:
 
 
 _TYPES = ("float32", "bfloat16", "float16", "int8")
-_MODELS = {"lightconv": "LightConv", "dynamicconv": "DynamicConv", "talk": "TaLK", "transformer": "Transformer"}
 
 
 def exported() -> Table:
     content = load("cpu_exported")
     rows = []
-    for name, title in _MODELS.items():
+    for name in dict.fromkeys(name.rpartition(", ")[0] for name in content["models"]):
         models = [content["models"][f"{name}, {dtype}"] for dtype in _TYPES]
         starts = [content["start_up"][f"{name}, {dtype}"]["processor_s"] for dtype in _TYPES]
         of = [
@@ -273,8 +272,8 @@ def exported() -> Table:
             [f"{seconds:.2f}" for seconds in starts],
         ]
         checkpoint = cell(content["start_up"][f"{name}, checkpoint"]["processor_s"], Form(2))
-        rows.append([title, *(" / ".join(texts) for texts in of), checkpoint])
-    headers = ["", "MB on disk", "BLEU, test2016, beam 5", "start to first translation, processor s"]
+        rows.append([name, *(" / ".join(texts) for texts in of), checkpoint])
+    headers = ["", "MB on disk", "BLEU, tst2013, beam 5", "start to first translation, processor s"]
     return Table(source("cpu_exported"), [*headers, "the same with the checkpoint"], rows)
 
 
