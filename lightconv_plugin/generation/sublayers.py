@@ -84,7 +84,8 @@ class _Bfloat16Linear(Linear):
 
 def in_bfloat16(encoder: Encoder) -> Encoder:
     """A copy whose linear layers compute in bfloat16. TaLK's offsets, which are few, stay as they are."""
-    encoder = copy.deepcopy(encoder)
+    embeddings = encoder.embed_tokens  # which can be large, and stay as they are
+    encoder = copy.deepcopy(encoder, {id(embeddings): embeddings})
     for module in encoder.modules():
         if type(module) is Linear:
             module.to(torch.bfloat16).__class__ = _Bfloat16Linear

@@ -259,7 +259,9 @@ class SelfAttention(_Attention):
         return tuple(part.index_select(0 if i < 3 else 1, order) for i, part in enumerate(state))
 
     def _seen(self, new: int, pads: Tensor) -> Tensor:
-        """(B,1,n,S): which of the S keys each of the last n tokens sees; pads (B,S)."""
+        """(B,1,n or 1,S): which of the S keys each of the last n tokens sees; pads (B,S)."""
+        if (self.left, self.right) == (None, None):  # no softmax may be over nothing
+            return (~pads | pads.all(dim=1, keepdim=True))[:, None, None]
         keys = torch.arange(pads.shape[1], device=pads.device)
         distance = keys - keys[pads.shape[1] - new :].unsqueeze(1)
         seen = torch.ones_like(distance, dtype=torch.bool)

@@ -16,7 +16,6 @@ try:
 except ImportError:  # Python 3.10
     import tomli as tomllib
 
-from lightconv_plugin.downloads.download import digest as file_digest
 from lightconv_plugin.errors import CorpusError
 from lightconv_plugin.files import atomic_write, take_lock
 from lightconv_plugin.progress import say
@@ -36,7 +35,9 @@ def digest(path: Path, of_file: Callable[[Path], str] | None = None, written: Co
             files = [p for p in files if str(p.relative_to(path)) in known]
         listing = [(str(p.relative_to(path)), (of_file or digest)(p)) for p in files]
         return hashlib.sha256(json.dumps(listing).encode()).hexdigest()
-    return file_digest("sha256", path)
+    from lightconv_plugin.downloads.download import digest as of_a_file  # with modules for the network
+
+    return of_a_file("sha256", path)
 
 
 def remove(path: Path) -> None:
