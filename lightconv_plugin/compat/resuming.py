@@ -20,6 +20,10 @@ from lightconv_plugin.compat.registry import patch
 
 logger = logging.getLogger(__name__)
 
+# In the place of the epochs of a training that has ended. fairseq trains `while epochs.next_epoch_idx <= max_epoch`,
+# which may be infinity.
+_NO_EPOCHS = types.SimpleNamespace(next_epoch_idx=math.nan)
+
 
 @patch(versions="all versions of fairseq")
 def finished_training() -> None:
@@ -41,8 +45,7 @@ def finished_training() -> None:
         done, last = trainer.get_num_updates(), trainer.cfg.optimization.max_update
         if 0 < last <= done:
             logger.info("the training already has %d updates (max_update: %d)", done, last)
-            # fairseq trains `while epochs.next_epoch_idx <= max_epoch`, which may be infinity.
-            epochs = types.SimpleNamespace(next_epoch_idx=math.nan)
+            epochs = _NO_EPOCHS
         return extra_state, epochs
 
     checkpoint_utils.load_checkpoint = load_checkpoint
@@ -345,7 +348,8 @@ def best_scores() -> None:
     """fairseq counts --patience anew when a training is resumed, and counts on in the next training of a process.
 
     The best score is there too. With hydra's --multirun, a training therefore writes no checkpoint_best.pt until it is
-    better than those before it. With this patch both begin anew with each training, and are resumed with it.
+    better than those before it. With this patch both begin anew with each training, and are resumed with it; a training
+    that --patience has ended trains no further epoch when it is started again.
     """
     from fairseq import checkpoint_utils
     from fairseq.trainer import Trainer
@@ -360,6 +364,9 @@ def best_scores() -> None:
         extra_state, epochs = load(cfg, trainer, **kwargs)
         if extra_state is not None and "best" in best:
             _patience().update(extra_state.get(key, {}))
+            if 0 < cfg.patience <= (runs := _patience().get("num_runs", 0)):
+                logger.info("the training has ended: %d scores are no better (patience: %d)", runs, cfg.patience)
+                epochs = _NO_EPOCHS
         return extra_state, epochs
 
     @functools.wraps(save)

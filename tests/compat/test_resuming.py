@@ -118,6 +118,7 @@ def test_patience_goes_on_when_a_training_is_resumed(data, tmp_path):
     one_epoch = max(losses(train(data, tmp_path, *command, "--max-epoch", 3))) // 3
     shutil.copytree(tmp_path, tmp_path / "skipped")
     assert len(losses(train(data, tmp_path, *command, "--max-epoch", 9))) == one_epoch
+    assert losses(train(data, tmp_path, *command, "--max-epoch", 9)) == {}  # it has ended
     skipped = train(data, tmp_path / "skipped", *command, "--max-epoch", 9, LIGHTCONV_SKIP_PATCHES="best_scores")
     assert len(losses(skipped)) == 4 * one_epoch
 
