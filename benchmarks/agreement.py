@@ -3,7 +3,8 @@
     python -m benchmarks.agreement --path average5.pt --data data/multi30k_en_de/data-bin --source test.en
 
 --source is the raw text of the test set in --data. Prints how many translations are identical, piece by piece. If two
-differ but their scores are closer than --tie, both are valid results.
+differ but their scores are closer than --tie, both are valid results. Lines whose pieces are others than in --data (for
+example because a tokeniser has changed) are counted and not compared.
 """
 
 from __future__ import annotations
@@ -30,10 +31,14 @@ _LONGEST = 200
 
 @dataclass(frozen=True)
 class Found:
-    """A translation: its pieces, and the sum of their log-probabilities (base 2) divided by length^lenpen."""
+    """A translation: its pieces, and the sum of their log-probabilities (base 2) divided by length^lenpen.
+
+    source: the pieces of the source, where fairseq says them.
+    """
 
     pieces: str
     score: float
+    source: str = ""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -66,17 +71,25 @@ def main(arguments: list[str] | None = None) -> None:
             raise BenchmarkError(f"--source has {len(lines)} lines, the test set of --data {len(theirs)} sentences")
         if options.quick:
             lines = lines[:40]
+        read = _sources(directory, lines)
+        kept = [number for number, source in enumerate(read) if source == theirs[number].source]
+        others = len(lines) - len(kept)
+        if not kept:
+            raise BenchmarkError("--source: each line has other pieces than in --data; it must be raw text")
+        theirs, lines = [theirs[number] for number in kept], [lines[number] for number in kept]
         found = {
             "Translator": _translator(directory, lines, options),
             "transformers": _transformers(directory, lines, options),
         }
-    results = {name: _compare(theirs, others, options.tie) for name, others in found.items()}
+    results = {name: _compare(theirs, ours, options.tie) for name, ours in found.items()}
     rows = [
         [name, len(lines), result["same"], result["ties"], result["differ"], f"{result['largest_score_error']:.1e}"]
         for name, result in results.items()
     ]
     headers = ["against fairseq-generate", "sentences", "same", "ties", "differ", "largest score error"]
     print(report.table(headers, rows))
+    if others:
+        print(f"not compared: {others} lines of --source, which have other pieces than in --data")
     if options.json:
         content = {
             "benchmark": "agreement",
@@ -85,6 +98,7 @@ def main(arguments: list[str] | None = None) -> None:
             "lenpen": options.lenpen,
             "tie": options.tie,
             "test_sentences": len(lines),
+            "other_sources": others,
             "quick": options.quick,
             "systems": results,
         }
@@ -99,12 +113,22 @@ def _fairseq(options: argparse.Namespace) -> list[Found]:
     text = fairseq_generate.generate_log(
         options.data, options.path, "test", [*arguments, "--task", "translation", "--post-process", "none"]
     )
-    found = {}
+    sources, found = {}, {}
     for line in text.splitlines():
-        if line.startswith("H-"):
-            number, score, pieces = line.split("\t")
-            found[int(number[2:])] = Found(pieces, float(score))
+        number, *rest = line[2:].split("\t")
+        if line.startswith("S-"):
+            (sources[number],) = rest
+        elif line.startswith("H-"):
+            score, pieces = rest
+            found[int(number)] = Found(pieces, float(score), sources[number])
     return [found[number] for number in sorted(found)]
+
+
+def _sources(directory: Path, lines: list[str]) -> list[str]:
+    """The pieces of the lines, as fairseq prints them."""
+    exported = open_exported(directory)
+    encode, words = exported.source_text.encode(), exported.source
+    return [" ".join(words[words.index(piece)] for piece in encode(line)) for line in lines]
 
 
 def _translator(directory: Path, lines: list[str], options: argparse.Namespace) -> list[Found]:

@@ -23,15 +23,16 @@ def _any_device(monkeypatch):
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_all_searches_are_on_the_device(device, tmp_path, monkeypatch):
+def test_all_searches_are_on_the_device_and_get_the_same_sources(device, tmp_path, monkeypatch, capsys):
     data = toys.make_corpus(tmp_path)
     checkpoint = toys.make_checkpoint(tmp_path / "a.pt", data)
-    source, places = tmp_path / "test.de", []
-    source.write_text("\n".join(toys.lines(3)) + "\n", encoding="utf-8")
+    lines, source, places = toys.lines(3), tmp_path / "test.de", []
+    source.write_text("\n".join([*lines[:2], "other words"]) + "\n", encoding="utf-8")
 
     def generate_log(data, path, subset, options):
         places.append("cpu" if "--cpu" in options else "cuda")
-        return "".join(f"H-{number}\t-1.0\ta\n" for number in range(3))
+        pieces = map(toys.bpe(data), map(toys.RECIPE.tokenise(), lines))
+        return "".join(f"S-{number}\t{line}\nH-{number}\t-1.0\ta\n" for number, line in enumerate(pieces))
 
     def translator(*arguments, device="cpu", **options):
         places.append(device)
@@ -49,6 +50,7 @@ def test_all_searches_are_on_the_device(device, tmp_path, monkeypatch):
     given = {"--path": checkpoint, "--data": data, "--source": source, "--device": device}
     agreement.main([str(part) for pair in given.items() for part in pair])
     assert places == [device] * 4
+    assert "not compared: 1 lines" in capsys.readouterr().out
 
 
 def test_the_commands_that_start_up_have_the_options(tmp_path, monkeypatch):
