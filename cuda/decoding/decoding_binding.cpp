@@ -13,7 +13,7 @@ using lightconv::RingParams;
 using namespace lightconv_binding;
 
 Tensor ring_step(const Tensor& any_x, const Tensor& ring, const Tensor& weight, const OptionalTensor& any_bias,
-                 const Tensor& ancestors, const Tensor& now, bool softmax, bool renorm_padding) {
+                 const Tensor& ancestors, const Tensor& now, bool softmax) {
   const c10::cuda::CUDAGuard guard(any_x.device());
   const Tensor x = any_x.stride(1) == 1 ? any_x : any_x.contiguous();
   const OptionalTensor bias = any_bias ? OptionalTensor(any_bias->contiguous()) : std::nullopt;
@@ -30,7 +30,6 @@ Tensor ring_step(const Tensor& any_x, const Tensor& ring, const Tensor& weight, 
   p.sentences = ring.size(1);
   p.width = ring.size(2);
   p.softmax = softmax;
-  p.renorm_padding = renorm_padding;
   p.x = x.const_data_ptr();
   p.x_stride = x.stride(0);
   p.ring = ring.mutable_data_ptr();

@@ -19,7 +19,6 @@ struct RingParams {
   int64_t sentences = 0;       // that the ring has room for
   int64_t width = 0;           // hypotheses of a sentence that the ring has room for
   bool softmax = false;        // normalise the weight over its taps
-  bool renorm_padding = false;  // and over those alone that are not before the beginning
 
   const void* x = nullptr;  // (N, C), rows `x_stride` elements apart
   int64_t x_stride = 0;

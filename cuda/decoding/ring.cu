@@ -18,14 +18,13 @@ struct Taps {
   bool softmax;
   float top = 0.0f, scale = 1.0f;
 
-  __device__ __forceinline__ Taps(const RingParams& p, int row, int head, int inside)
+  __device__ __forceinline__ Taps(const RingParams& p, int row, int head)
       : first(static_cast<const W*>(p.weight) + offset(row, p.weight_stride_n) + offset(head, p.weight_stride_h)),
         step(p.weight_stride_k),
         softmax(p.softmax) {
     if (!softmax) return;
-    const int counted = p.renorm_padding ? inside : p.taps;
     LogSum sum;
-    for (int k = 0; k < counted; ++k) {
+    for (int k = 0; k < p.taps; ++k) {
       const float tap[1] = {to_float(first[offset(k, step)])};
       sum.add(tap);
     }
@@ -72,7 +71,7 @@ __global__ void __launch_bounds__(kMostThreads, kBlocksAtOnce) ring_kernel(const
   const int64_t now = *p.now;
   // Taps that reach before the beginning meet zeros.
   const int inside = now + 1 < p.taps ? static_cast<int>(now + 1) : p.taps;
-  const Taps<W> taps(p, row, c / (p.channels / p.heads), inside);
+  const Taps<W> taps(p, row, c / (p.channels / p.heads));
   const Past past(p, row, now);
   T* ring = static_cast<T*>(p.ring) + c;
   const Pack<T, V> newest = load_pack<T, V>(static_cast<const T*>(p.x) + offset(row, p.x_stride) + c);

@@ -65,7 +65,7 @@ def ring_calls(normal: Callable[..., Tensor], device: torch.device) -> dict[str,
     like = normal(CHANNELS)  # the bias, too
     weight, now = normal(*x.shape[:1], HEADS, KERNEL_SIZE), torch.tensor([NOW], device=device)
     given = (x.to(like), ring.to(like), weight, like, ancestors.to(device), now)
-    return {"ring_step": (*given, True, True)}
+    return {"ring_step": (*given, True)}
 
 
 def best_calls(normal: Callable[..., Tensor], device: torch.device) -> dict[str, tuple]:

@@ -19,7 +19,6 @@ def ring_step(
     *,
     bias: Tensor | None = None,
     softmax: bool = False,
-    renorm_padding: bool = False,
 ) -> Tensor:
     """A causal lightweight or dynamic convolution of the hypotheses of a beam search, whose ancestors' inputs are in a
     ring: step t's in slot t mod `slots`, each where its hypothesis was in that step.
@@ -38,7 +37,6 @@ def ring_step(
         now: (1,) int64, the current step, at least 0 and below `steps`; on the device, where the host does not read it.
         bias: (C,) of x's type.
         softmax: normalise the weight over its K taps.
-        renorm_padding: with softmax, only over those that do not reach before the first step.
 
     Returns:
         (S·B, C), contiguous, in x's type; sums are in float32, or float64 for float64.
@@ -47,7 +45,7 @@ def ring_step(
         TypeError, ValueError: wrong types, shapes or devices. RuntimeError: a gradient would be needed.
     """
     checks.ring_step(x, ring, weight, ancestors, now, bias)
-    return torch.ops.lightconv.ring_step.default(x, ring, weight, bias, ancestors, now, softmax, renorm_padding)
+    return torch.ops.lightconv.ring_step.default(x, ring, weight, bias, ancestors, now, softmax)
 
 
 def best_words(

@@ -17,7 +17,6 @@ def ring_step(
     ancestors: Tensor,
     now: Tensor,
     softmax: bool,
-    renorm_padding: bool,
 ) -> Tensor:
     """x (N,C), ring (slots,S₁,B₁,C), changed in place, weight (N,H,K) or (H,K), ancestors (S,B,steps) → (N,C)."""
     (slots, capacity, width, channels), (sentences, beams, _) = ring.shape, ancestors.shape
@@ -27,7 +26,7 @@ def ring_step(
     before, times = times < 0, times.clamp_min(0)
     filters = widen(weight)
     if softmax:
-        filters = torch.softmax(filters.masked_fill(before, -torch.inf) if renorm_padding else filters, dim=-1)
+        filters = torch.softmax(filters, dim=-1)
     # A tap before the first step meets its input with weight 0: another tap meets it in any case.
     filters = filters.masked_fill(before, 0).expand(len(x), heads, taps).reshape(-1)
     first = torch.arange(0, sentences * width, width, device=x.device).view(-1, 1, 1)

@@ -60,8 +60,8 @@ _SCHEMAS = (
     "label_smoothed_nll(Tensor logits, Tensor target, float epsilon, int ignore_index) -> (Tensor, Tensor, Tensor)",
     "label_smoothed_nll_backward(Tensor? grad_loss, Tensor? grad_nll, Tensor logits, Tensor target, "
     "Tensor normaliser, float epsilon, int ignore_index) -> Tensor",
-    "ring_step(Tensor x, Tensor(a!) ring, Tensor weight, Tensor? bias, Tensor ancestors, Tensor now, bool softmax, "
-    "bool renorm_padding) -> Tensor",
+    "ring_step(Tensor x, Tensor(a!) ring, Tensor weight, Tensor? bias, Tensor ancestors, Tensor now, bool softmax) "
+    "-> Tensor",
     "best_words(Tensor logits, Tensor? normalisers, Tensor? scores, int count, int[] penalised, float[] penalties) "
     "-> (Tensor, Tensor)",
 )

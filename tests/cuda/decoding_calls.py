@@ -26,7 +26,6 @@ def ring_step(
     ancestors: Tensor,
     now: Tensor,
     softmax: bool,
-    renorm_padding: bool,
 ) -> Tensor:
     """The registered operator, run on the host."""
     heads, taps = weight.shape[-2:]
@@ -39,7 +38,6 @@ def ring_step(
         "heads": heads,
         "taps": taps,
         "softmax": softmax,
-        "renorm_padding": renorm_padding,
     }
     numbers |= dict(zip(("slots", "sentences", "width"), ring.shape, strict=False))
     inputs = {"x": x, "weight": weight.expand(len(x), -1, -1), "bias": bias, "ancestors": ancestors, "now": now}
@@ -86,7 +84,6 @@ class RingCase:
     spare: int = 0
     dtype: torch.dtype = torch.float32
     softmax: bool = True
-    renorm: bool = False
     shared: bool = False
     float_weight: bool = False
     bias: bool = False
@@ -124,11 +121,11 @@ class RingCase:
     def forward(self, on_host: Operators, made: dict[str, Tensor | None]) -> tuple[Tensor, Tensor]:
         ring = made["ring"].clone()
         given = [made[name] for name in ("bias", "ancestors", "now")]
-        return ring_step(on_host, made["x"], ring, made["weight"], *given, self.softmax, self.renorm), ring
+        return ring_step(on_host, made["x"], ring, made["weight"], *given, self.softmax), ring
 
     def expected(self, what: str, made: dict[str, Tensor | None]) -> tuple[Tensor, Tensor]:
         given = [made[name] for name in ("x", "ring", "weight", "ancestors")]
-        return oracle.ring_step(*given, self.now, made["bias"], self.softmax, self.renorm)
+        return oracle.ring_step(*given, self.now, made["bias"], self.softmax)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -170,7 +170,6 @@ lightconv::RingParams ring(const Call& call) {
   p.sentences = call["sentences"];
   p.width = call["width"];
   p.softmax = call["softmax"];
-  p.renorm_padding = call["renorm_padding"];
   p.x = call.pointer("x");
   p.x_stride = call.tensors.at("x").strides[0];
   p.ring = call.pointer("ring");

@@ -24,9 +24,7 @@ SIZES = [(1, 1, 4), (3, 2, 8), (4, 2, 8), (7, 5, 3), (3, 24, 1), (31, 4, 16), (5
 def rings():
     for number, (sizes, dtype, now) in enumerate(itertools.product(SIZES, TYPES, (0, 2, 40))):
         taps, heads, per_head = sizes
-        yield RingCase(
-            taps, heads, per_head, now, dtype=dtype, spare=number % 2, softmax=number % 3 > 0, renorm=number % 5 > 1
-        )
+        yield RingCase(taps, heads, per_head, now, dtype=dtype, spare=number % 2, softmax=number % 3 > 0)
 
 
 @pytest.mark.parametrize("case", list(rings()), ids=str)

@@ -83,7 +83,6 @@ CASES = {
     "RELU_ODD": ReluCase(elements=5001),
     "RING": RingCase(),
     "RING_BEGINS": RingCase(now=2),
-    "RING_RENORM": RingCase(now=2, renorm=True),
     "RING_ODD": RingCase(rows="odd"),
     "RING_NARROW": RingCase(heads=8, per_head=2),
     "WORDS": BestCase(5004, penalties=((7, math.inf), (70, -30.0)), scores=True),

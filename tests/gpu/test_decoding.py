@@ -32,8 +32,8 @@ def test_ring_steps(taps, heads, per_head, dtype, device):
     for now, softmax in itertools.product((0, 2, 40), (False, True)):
         given = ring_arguments(taps, heads, per_head, now, dtype)
         on_device = [tensor.to(device) for tensor in given]
-        found = torch.ops.lightconv.ring_step(*on_device, softmax, softmax)
-        want = reference.ring_step(*given, softmax, softmax)
+        found = torch.ops.lightconv.ring_step(*on_device, softmax)
+        want = reference.ring_step(*given, softmax)
         scale = want.double().square().mean().sqrt()
         torch.testing.assert_close(found.cpu().double(), want.double(), rtol=TYPES[dtype], atol=TYPES[dtype] * scale)
         assert torch.equal(on_device[1].cpu().nan_to_num(7), given[1].nan_to_num(7))
@@ -61,15 +61,15 @@ def test_a_graph_replays_later_steps(cuda):
     """The time and the ancestors are read from the device; the ring stays in place."""
     x, ring, weight, bias, ancestors, now = (tensor.to(cuda) for tensor in ring_arguments(7, 4, 16, 0, torch.float32))
     ring.zero_()
-    torch.ops.lightconv.ring_step(x, ring, weight, bias, ancestors, now, True, False)  # compiles
+    torch.ops.lightconv.ring_step(x, ring, weight, bias, ancestors, now, True)  # compiles
     kept, steps = ring.cpu(), torch.randint(4, (5, 4, 64))
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        out = torch.ops.lightconv.ring_step(x, ring, weight, bias, ancestors, now, True, False)
+        out = torch.ops.lightconv.ring_step(x, ring, weight, bias, ancestors, now, True)
     for time in range(1, 20):
         steps[:, :, time] = torch.arange(4)
         for tensor, value in ((x, torch.randn(20, 64)), (now, torch.tensor([time])), (ancestors, steps)):
             tensor.copy_(value)
         graph.replay()
         given = (x.cpu(), kept, weight.cpu(), bias.cpu(), steps, now.cpu())
-        torch.testing.assert_close(out.cpu(), reference.ring_step(*given, True, False), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(out.cpu(), reference.ring_step(*given, True), rtol=1e-5, atol=1e-5)

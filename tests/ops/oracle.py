@@ -213,7 +213,7 @@ def shifts(x, offset_left, offset_right, left, right, furthest):
     return out / (left + right + 1)
 
 
-def ring_step(x, ring, weight, ancestors, now, bias=None, softmax=False, renorm_padding=False):
+def ring_step(x, ring, weight, ancestors, now, bias=None, softmax=False):
     """ops.ring_step row by row and head by head → its result, and the ring after it."""
     slots, beams, (heads, taps) = ring.shape[0], ancestors.shape[1], weight.shape[-2:]
     kept, out = ring.double(), torch.zeros(x.shape, dtype=torch.float64)
@@ -223,11 +223,10 @@ def ring_step(x, ring, weight, ancestors, now, bias=None, softmax=False, renorm_
         sentence, beam = divmod(n, beams)
         for h in range(heads):
             tap = (weight[h] if weight.dim() == 2 else weight[n, h]).double()
-            inside = min(taps, now + 1)
             if softmax:
-                tap = tap.exp() / tap[: inside if renorm_padding else taps].exp().sum()
+                tap = tap.exp() / tap.exp().sum()
             channels = slice(h * x.shape[1] // heads, (h + 1) * x.shape[1] // heads)
-            for k in range(inside):
+            for k in range(min(taps, now + 1)):
                 ancestor = ancestors[sentence, beam, now - k]
                 out[n, channels] += tap[k] * kept[(now - k) % slots, sentence, ancestor, channels]
     return (out if bias is None else out + bias.double()), kept
