@@ -321,6 +321,8 @@ def _read_search(directory: Path, config: ModelConfig) -> tuple[SearchDefaults, 
     ends = dict.fromkeys(("eos_token_id", "decoder_start_token_id"), config.eos)
     neutral = {**_UNSUPPORTED, "suppress_tokens": config.pad, **ends}
     lacking = [name for name, value in neutral.items() if known.get(name, value) not in (value, [value], [])]
+    if search.num_beams > 1 and known.get("early_stopping", True) is not True:
+        lacking.append("early_stopping other than true")
     return search, tuple(f"{GENERATION} has {name}, which the search of `Translator` lacks" for name in lacking)
 
 

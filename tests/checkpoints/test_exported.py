@@ -218,6 +218,15 @@ def test_settings_that_only_transformers_has_are_noted(tmp_path):
         )
 
 
+@pytest.mark.parametrize(("beams", "value", "noted"), [(4, "never", 1), (4, False, 1), (4, None, 0), (1, False, 0)])
+def test_another_end_of_the_search_is_noted(beams, value, noted, tmp_path):
+    """With one beam, it changes nothing."""
+    exports.export(tmp_path / "m")
+    exports.change(tmp_path / "m/generation_config.json", num_beams=beams, early_stopping=value)
+    note = "generation_config.json has early_stopping other than true, which the search of `Translator` lacks"
+    assert open_exported(tmp_path / "m").notes == (note,) * noted
+
+
 def test_training_on_changes_no_file(tmp_path):
     """The parameters are mapped: what is written to them stays in this process."""
     exports.export(tmp_path / "m")
