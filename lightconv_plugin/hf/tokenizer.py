@@ -12,6 +12,7 @@ from transformers import BatchEncoding, PreTrainedTokenizer
 from transformers.utils import cached_file
 
 from lightconv_plugin.checkpoints.exported import CONFIG, TEXT, dictionary_name, is_language, read_text
+from lightconv_plugin.checkpoints.saving import TOKENIZER
 from lightconv_plugin.checkpoints.untrusted import read_bytes, read_json
 from lightconv_plugin.errors import InputError
 from lightconv_plugin.files import atomic_write
@@ -267,6 +268,10 @@ def _fetch(repository: str | os.PathLike, places: dict[str, Any]) -> None:
     """Download the files that other files name into the hub's cache."""
     path = Path(cached_file(repository, CONFIG, **places))
     langs = _languages(read_json(path.parent, CONFIG), path)
+    if langs == (None, None):  # a language model, or one whose configuration was built without languages
+        known = cached_file(repository, TOKENIZER, _raise_exceptions_for_missing_entries=False, **places)
+        if known is not None:
+            langs = _languages(read_json(Path(known).parent, TOKENIZER), Path(known))
     text = Path(cached_file(repository, TEXT, **places))
     sides = read_json(text.parent, TEXT)
     names = [dictionary_name(lang) for lang in langs if lang is not None or langs == (None, None)]

@@ -298,6 +298,27 @@ def test_files_come_from_the_cache_of_the_hub(folder, weights, exported, tmp_pat
         LightConvTokenizer.from_pretrained("me/demo", **given)
 
 
+def test_languages_that_only_the_tokenizer_knows_are_those_of_the_hubs_files(exported, tmp_path, monkeypatch):
+    """A new model's configuration has them only if they were given."""
+    made, repository = shutil.copytree(exported, tmp_path / "made"), tmp_path / "models--me--new"
+    exports.change(made / "config.json", source_lang=None, target_lang=None)
+    snapshot = repository / "snapshots" / "0123abcd"
+    snapshot.mkdir(parents=True)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text("0123abcd")
+    download = hub.hf_hub_download
+
+    def fetch(repo_id, filename, **given):
+        if (made / filename).exists():
+            shutil.copy(made / filename, snapshot)
+        return download(repo_id, filename, **given)
+
+    monkeypatch.setattr(hub, "hf_hub_download", fetch)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    tokenizer = AutoTokenizer.from_pretrained("me/new", cache_dir=tmp_path)
+    assert tokenizer(TEXT)["input_ids"] == [*ids(PIECES, GERMAN), EOS]
+
+
 DAMAGED = {
     r"there is no dict\.en\.txt": lambda path: (path / "dict.en.txt").unlink(),
     r"dict\.de\.txt, line 1: expected a symbol": export_damage.write("dict.de.txt", b"hund\n"),
