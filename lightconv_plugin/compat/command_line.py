@@ -54,3 +54,22 @@ def validate_without_task() -> None:
         return original(parser, *args, **kwargs)
 
     options.parse_args_and_arch = parse_args_and_arch
+
+
+@patch(versions="all versions of fairseq")
+def shards_of_generate() -> None:
+    """fairseq-generate ignores --num-shards and --shard-id: each process translates the whole test set.
+
+    Instead it takes its shard from the options of distributed training, which belong to no process group here: the
+    command runs in one process. fairseq-eval-lm takes both, and fairseq-interactive starts processes for those.
+    """
+    from fairseq.dataclass import utils
+
+    original = utils.override_module_args
+
+    def override_module_args(args: Namespace) -> tuple[list[str], list[str]]:
+        if getattr(args, "num_shards", 1) > 1 and hasattr(args, "nbest") and not hasattr(args, "buffer_size"):
+            args.distributed_world_size, args.distributed_rank = args.num_shards, args.shard_id
+        return original(args)
+
+    utils.override_module_args = override_module_args

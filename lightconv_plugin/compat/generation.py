@@ -8,6 +8,8 @@ import torch
 
 from lightconv_plugin.compat.registry import patch
 
+_ALONE = "@@ "  # the value of --replace-unk without a file
+
 
 def _last_batch_is_dropped() -> bool:
     from fairseq.data import data_utils
@@ -206,3 +208,25 @@ def replaced_unknowns() -> None:
         return original(hypo_str, src_str, sources, align_dict, unk)
 
     utils.replace_unk = replace_unk
+
+
+def _dictionary_is_the_mark_of_a_piece() -> bool:
+    from fairseq.dataclass.configs import GenerationConfig
+
+    return GenerationConfig.__dataclass_fields__["replace_unk"].metadata.get("argparse_const") == _ALONE
+
+
+@patch(versions="all versions of fairseq", needed=_dictionary_is_the_mark_of_a_piece)
+def unknowns_without_dictionary() -> None:
+    """fairseq's --replace-unk alone fails: its parser then gives the mark of a piece, "@@ ", as the dictionary's file.
+
+    Without a dictionary, words of the source are to be copied (fairseq issue 3533).
+    """
+    from fairseq import utils
+
+    original = utils.load_align_dict
+
+    def load_align_dict(replace_unk: str | None) -> dict[str, str] | None:
+        return original("" if replace_unk == _ALONE else replace_unk)
+
+    utils.load_align_dict = load_align_dict

@@ -12,7 +12,7 @@ from fairseq import options
 
 import lightconv_plugin.models  # noqa: F401 (the patches)
 from lightconv_plugin.checkpoints.loading import safe_torch_load
-from tests.compat.fairseq_runs import NO_GPU, PLUGIN, TRANSFORMER, check_needed
+from tests.compat.fairseq_runs import NO_GPU, PLUGIN, TRANSFORMER, check_needed, is_applied
 from tests.fairseq_cli import run
 
 
@@ -60,3 +60,29 @@ def test_a_task_that_is_given_stays_and_a_parser_without_tasks_gets_none():
     parser.add_argument("--batch-size")
     parser.add_argument("--max-tokens")
     assert not hasattr(options.parse_args_and_arch(parser, []), "task")
+
+
+def translated(data, checkpoint, shard: int, **environment) -> set[str]:
+    """The numbers of the sentences of a shard of two."""
+    options = ["--num-shards", 2, "--shard-id", shard, "--batch-size", 3, "--beam", 1, "--max-len-b", 5]
+    log = run("generate", data, *PLUGIN, "--path", checkpoint, *options, **NO_GPU, **environment)
+    return set(re.findall(r"^H-(\d+)\t", log, re.M))
+
+
+def test_shards_of_generate(data, checkpoint):
+    first, second = (translated(data, checkpoint, shard) for shard in (0, 1))
+    assert len(first) == len(second) == 6 and len(first | second) == 12
+    if is_applied("shards_of_generate"):
+        assert len(translated(data, checkpoint, 1, LIGHTCONV_SKIP_PATCHES="shards_of_generate")) == 12
+
+
+def test_shards_of_other_commands_are_not_processes():
+    """fairseq-interactive would start them."""
+    from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+
+    given = ["data", "--path", "model.pt", "--num-shards", "2", "--shard-id", "1"]
+    parsers = options.get_generation_parser(interactive=True), options.get_eval_lm_parser()
+    for parser, task in zip(parsers, ("translation", "language_modeling"), strict=True):
+        cfg = convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, [*given, "--task", task]))
+        processes = cfg.distributed_training
+        assert (processes.distributed_world_size, processes.distributed_rank) == (1, 0)

@@ -6,7 +6,7 @@ import torch
 
 pytest.importorskip("fairseq")
 
-from fairseq import utils
+from fairseq import options, utils
 from fairseq.data import data_utils
 from fairseq.ngram_repeat_block import NGramRepeatBlock
 from fairseq.search import DiverseBeamSearch, Sampling
@@ -170,6 +170,18 @@ def test_replaced_unknowns_are_the_aligned_words_of_the_source():
     for joined in ("ab <unk>", "x"), ("a b <unk>", "x"):  # pieces of the target, or of the source
         with pytest.raises(ValueError, match="--replace-unk counts the dictionary's words"):
             utils.replace_unk(*joined, [(0, 0), (1, 1), (2, 2)], {}, "<unk>")
+
+
+def test_unknowns_are_replaced_without_a_dictionary(tmp_path):
+    """By the words of the source, as fairseq does if it is given nothing; `--replace-unk` alone gives it "@@ "."""
+    arguments = ["data", "--path", "model.pt", "--replace-unk"]
+    given = options.parse_args_and_arch(options.get_generation_parser(), arguments).replace_unk
+    assert utils.load_align_dict(given) == {} and utils.load_align_dict(None) is None
+    (tmp_path / "words.txt").write_text("Hund DOG\n")
+    assert utils.load_align_dict(str(tmp_path / "words.txt")) == {"Hund": "DOG"}
+    if is_applied("unknowns_without_dictionary"):
+        with pytest.raises(FileNotFoundError, match="@@ "):
+            unpatched(utils.load_align_dict)(given)
 
 
 BLOCK = """

@@ -70,7 +70,11 @@ OPTIONS: dict[str, tuple[With, ...]] = {
     "replace_unk": (
         With("--replace-unk DICT --dataset-impl raw"),
         With("--replace-unk DICT --dataset-impl raw --unkpen -90", fails="--replace-unk needs --print-alignment hard"),
-        *_back("--print-alignment", "--replace-unk DICT --dataset-impl raw --unkpen -90 --print-alignment"),
+        *_back(
+            "--print-alignment",
+            "--replace-unk DICT --dataset-impl raw --unkpen -90 --print-alignment",
+            "--replace-unk --dataset-impl raw --unkpen -90 --print-alignment",
+        ),
     ),
     "sacrebleu": _same("--sacrebleu --beam 40"),
     "score_reference": (With("--score-reference", said=None),),
