@@ -73,3 +73,21 @@ def shards_of_generate() -> None:
         return original(args)
 
     utils.override_module_args = override_module_args
+
+
+@patch(versions="all versions of fairseq")
+def bpe_of_eval_lm() -> None:
+    """fairseq-eval-lm joins no pieces for --remove-bpe alone: the perplexity is per piece.
+
+    Its parser then gives "subword_nmt", which fairseq-eval-lm takes for the end of a piece. "@@ " joins them.
+    """
+    from fairseq.dataclass import utils
+
+    original = utils.override_module_args
+
+    def override_module_args(args: Namespace) -> tuple[list[str], list[str]]:
+        if hasattr(args, "softmax_batch") and args.post_process == "subword_nmt":
+            args.post_process = "@@ "
+        return original(args)
+
+    utils.override_module_args = override_module_args

@@ -19,7 +19,7 @@ SAMPLES = re.compile(r" ([\d,]+) examples$")
 SKIPPED = re.compile(r" ([\d,]+) samples have invalid sizes and will be skipped")
 # In fairseq's configuration, a line of the log.
 WITH_BOS = "'add_bos_token': True"
-JOINED = "'post_process': '"
+JOINED = "'post_process': '@@ '"  # for "subword_nmt" fairseq joins nothing
 RESULT = re.compile(r"Loss \(base 2\): (\d+\.\d{4}|nan|inf), Perplexity: (\d+\.\d\d|nan|inf)$")
 
 
@@ -28,7 +28,8 @@ class Perplexity:
     """The result of fairseq-eval-lm.
 
     loss: bits per unit. tokens: number of scored tokens, including </s>. unit: what the mean is over, "token", or
-    "word" with --post-process, which joins BPE. (In fairseq-eval-lm's log, a word cut by a sample's end counts twice.)
+    "word" with --post-process '@@ ', which joins BPE. (In fairseq-eval-lm's log, a word cut by a sample's end counts
+    twice.)
     """
 
     perplexity: float

@@ -8,12 +8,15 @@ pytest.importorskip("fairseq", reason="fairseq is not installed")
 
 from argparse import ArgumentParser
 
+import torch
 from fairseq import options
+from fairseq.data import Dictionary
 
 import lightconv_plugin.models  # noqa: F401 (the patches)
 from lightconv_plugin.checkpoints.loading import safe_torch_load
 from tests.compat.fairseq_runs import NO_GPU, PLUGIN, TRANSFORMER, check_needed, is_applied
 from tests.fairseq_cli import run
+from tests.models.language_model_toys import build_lm, lm_task
 
 
 def test_bf16_when_the_parser_is_already_running():
@@ -86,3 +89,25 @@ def test_shards_of_other_commands_are_not_processes():
         cfg = convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, [*given, "--task", task]))
         processes = cfg.distributed_training
         assert (processes.distributed_world_size, processes.distributed_rank) == (1, 0)
+
+
+def test_bpe_of_eval_lm():
+    """`--remove-bpe` alone joins "a@@ b": the loss is per word. fairseq-generate takes the option as it is."""
+    from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+    from fairseq_cli.eval_lm import eval_lm
+
+    task = lm_task()
+    task.dictionary = task.source_dictionary = task.output_dictionary = task.target_dictionary = words = Dictionary()
+    for word in ("a@@", "b", "c"):
+        words.add_symbol(word)
+    model, target = build_lm(task=task), torch.tensor([[4, 5, 6, 4, 4, 5, 2]])
+    sample = {"id": torch.tensor([0]), "ntokens": 7, "target": target, "net_input": {"src_tokens": target.roll(1, 1)}}
+    given = ["data", "--path", "model.pt", "--remove-bpe", "--task"]
+    config = options.parse_args_and_arch(options.get_eval_lm_parser(), [*given, "language_modeling"])
+    joined = convert_namespace_to_omegaconf(config).common_eval.post_process
+    by_piece = eval_lm([model], words, [sample])["loss"]
+    assert eval_lm([model], words, [sample], post_process=joined)["loss"] == pytest.approx(by_piece * 7 / 4)
+    if is_applied("bpe_of_eval_lm"):
+        assert eval_lm([model], words, [sample], post_process="subword_nmt")["loss"] == pytest.approx(by_piece)
+    config = options.parse_args_and_arch(options.get_generation_parser(), [*given, "translation"])
+    assert convert_namespace_to_omegaconf(config).common_eval.post_process == "subword_nmt"

@@ -71,6 +71,8 @@ def test_a_perplexity_of_joined_bpe_is_per_word(tmp_path, capsys):
     got = as_json(capsys, "--metric", "perplexity", "--log", write(tmp_path / "log", [config, *LOG]))
     assert got == {"perplexity": 22.63, "loss": 4.5, "tokens": 1234, "unit": "word"}
     assert "(loss 4.5000 bits a word, 1,234 tokens)" in parse_eval_lm_log([config, *LOG], "log").lines()
+    alone = config.replace("@@ ", "subword_nmt")  # --remove-bpe, for which fairseq joins nothing
+    assert parse_eval_lm_log([alone, *LOG], "log").unit == "token"
 
 
 def test_options_of_the_other_metrics_are_refused(files, tmp_path, capsys):
