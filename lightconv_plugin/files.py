@@ -91,6 +91,13 @@ def check_writable(path: Path) -> None:
         raise InputError(f"cannot write {path}: the folder {folder} is read-only")
 
 
+def check_folder(path: Path) -> None:
+    """Raise InputError if no folder can be at `path`, because this place, or one above it, is a file."""
+    for place in (path, *path.parents):
+        if os.path.lexists(place) and not place.is_dir():
+            raise InputError(f"{place} is a file: name a folder")
+
+
 @contextlib.contextmanager
 def _naming(path: Path) -> Iterator[None]:
     """The error of a full disk, which names no file, names this one."""

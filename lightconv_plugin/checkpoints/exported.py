@@ -149,6 +149,8 @@ def open_exported(directory: Path | str) -> Exported:
         raise InputError(f"{shown(directory)} cannot be read: {error}") from error
     if not S_ISDIR(mode):
         raise InputError(f"{directory} is not a directory of an exported model but a file")
+    if not (directory / CONFIG).exists() and any(directory.glob("*.pt")):
+        raise InputError(f"{directory} is a folder of checkpoints: name one of them")
     config, settings = _read_config(directory)
     with naming(directory / GENERATION):
         search, notes = _read_search(directory, config)

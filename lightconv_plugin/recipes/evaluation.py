@@ -13,7 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from lightconv_plugin.checkpoints.layouts import as_mapping
-from lightconv_plugin.checkpoints.loading import count_parameters, load_model_checkpoint, safe_torch_load
+from lightconv_plugin.checkpoints.loading import (
+    check_checkpoint,
+    count_parameters,
+    load_model_checkpoint,
+    safe_torch_load,
+)
 from lightconv_plugin.errors import InputError
 from lightconv_plugin.files import atomic_write, check_writable, read_lines
 from lightconv_plugin.generation import fairseq_generate
@@ -123,9 +128,9 @@ def evaluate(
     how = how or Measuring()
     languages = languages_of(data, subset, languages_in(options), how.lang)
     how = how.with_data(data, subset, languages)
-    for path, what in (checkpoint, "checkpoint"), (against, "file"):
-        if path is not None and not path.is_file():
-            raise InputError(f"no {what} {path}")
+    check_checkpoint(checkpoint)
+    if against is not None and not against.is_file():
+        raise InputError(f"no file {against}")
     check_options(options)
     check_references(data, subset, languages)
     check_direction(checkpoint, data, subset, languages, options)
@@ -226,8 +231,7 @@ def measure_perplexity(
         InputError: an argument is wrong, fairseq-eval-lm failed, or it left tokens out.
     """
     check_data(data, subset)
-    if not checkpoint.is_file():
-        raise InputError(f"no checkpoint {checkpoint}")
+    check_checkpoint(checkpoint)
     with (data / "dict.txt").open(encoding="utf-8") as file:
         words = sum(1 for _ in file)
     task = task_of(safe_torch_load(checkpoint, mapped=True))

@@ -17,7 +17,7 @@ except ImportError:  # Python 3.10
     import tomli as tomllib
 
 from lightconv_plugin.errors import CorpusError
-from lightconv_plugin.files import atomic_write, take_lock
+from lightconv_plugin.files import atomic_write, check_folder, take_lock
 from lightconv_plugin.progress import say
 
 STAMPS = ".steps"  # in a folder that steps fill
@@ -138,6 +138,7 @@ class Steps:
     """
 
     def __init__(self, root: Path) -> None:
+        check_folder(root)
         self.root = root
         self._stamps = root / STAMPS
         self._stamps.mkdir(parents=True, exist_ok=True)

@@ -150,6 +150,8 @@ def test_a_directory_that_is_none(tmp_path):
     assert "not a directory of an exported model but a file" in refused(tmp_path / "file")
     (tmp_path / "empty").mkdir()
     assert "incomplete: there is no config.json" in refused(tmp_path / "empty")
+    (tmp_path / "empty/checkpoint_best.pt").touch()
+    assert "empty is a folder of checkpoints: name one of them" in refused(tmp_path / "empty")
     with pytest.raises(InputError, match="cannot be read"):
         open_exported("a\0b")
 

@@ -311,6 +311,25 @@ def test_tools_on_a_read_only_folder(small_disk, tmp_path, refusal):
         assert "read-only" in refusal(*command).splitlines()[-1].lower()
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("prepare", "smoke", "--out", "{file}"),
+        ("train", "smoke/dynamicconv", "task.data={data}", "checkpoint.save_dir={file}"),
+        ("demo", "--work", "{file}/demo"),
+        ("reproduce", "smoke/dynamicconv", "--seeds", "1", "--runs", "{file}"),
+        ("reproduce", "smoke/dynamicconv", "--seeds", "1", "--runs", "{data}", "--results", "{file}"),
+    ],
+    ids=lambda command: command[0] + command[-2],
+)
+def test_a_file_where_a_folder_is_to_be_is_named_at_once(command, tmp_path, refusal):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "file").write_text("mine")
+    said = refusal(*(word.format(file=tmp_path / "file", data=tmp_path / "data") for word in command))
+    assert said.splitlines()[-1].endswith(f"error: {tmp_path / 'file'} is a file: name a folder")
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["data", "file"]
+
+
 def test_text_with_names_that_are_not_utf8_is_written_as_json_reads_it(tmp_path):
     name = os.fsdecode(b"gr\xfcn")
     with atomic_write(tmp_path / "file") as file:

@@ -238,7 +238,9 @@ def test_a_colon_in_a_path_does_not_divide_it(evaluate, checkpoint, toy_data, tm
 
 def test_a_checkpoint_that_is_not_there(evaluate, tmp_path):
     _, err = evaluate(tmp_path / "x.pt", status=2)
-    assert f"no checkpoint {tmp_path / 'x.pt'}" in err
+    assert f"no such checkpoint: {tmp_path / 'x.pt'}" in err
+    _, err = evaluate(tmp_path, status=2)
+    assert f"{tmp_path} is a folder: name a checkpoint in it" in err
 
 
 def test_data_without_the_subset(toy_data, files, tmp_path, refusal):

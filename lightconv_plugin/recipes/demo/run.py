@@ -12,7 +12,7 @@ from pathlib import Path
 from lightconv_plugin.cgroups import cores
 from lightconv_plugin.checkpoints.averaging import average_once, candidates, last_checkpoints
 from lightconv_plugin.errors import CorpusError, InputError, how_to_get, need_modules
-from lightconv_plugin.files import atomic_write, locked
+from lightconv_plugin.files import atomic_write, check_folder, locked
 from lightconv_plugin.paths import find_config, workspace
 from lightconv_plugin.progress import say
 from lightconv_plugin.recipes.data.options import Options
@@ -82,6 +82,7 @@ def demo(
         if raw is not None:
             find_corpus(raw, src, tgt)  # fail early if there is no corpus
         work = (work or workspace() / "runs/demo" / (raw.resolve().name if raw else "grammar")).resolve()
+        check_folder(work)
         check_reports(work)
         work.mkdir(parents=True, exist_ok=True)
         with locked(work / "lock", f"another demo is working in {work}"):

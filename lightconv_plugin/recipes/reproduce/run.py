@@ -16,6 +16,7 @@ from typing import Any
 
 from lightconv_plugin.diagnostics.checks import fairseqs
 from lightconv_plugin.errors import InputError
+from lightconv_plugin.files import check_folder
 from lightconv_plugin.paths import beside, configs_dir, package_dir
 from lightconv_plugin.progress import say
 from lightconv_plugin.recipes.data.tasks import prepare
@@ -61,6 +62,7 @@ def reproduce(job: Job) -> Reproduced:
             preparing, tuning or scoring failed.
         TrainingFailed: a training failed.
     """
+    check_folder(job.results)
     read_rows(job.results)  # damaged ones are named before the training
     check_row(job.results, job.protocol.task, job.system)
     with Steps(job.folder) as steps:

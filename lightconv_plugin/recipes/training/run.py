@@ -11,7 +11,7 @@ from typing import Literal
 from lightconv_plugin import allocator
 from lightconv_plugin.cgroups import cores
 from lightconv_plugin.errors import need_modules
-from lightconv_plugin.files import locked
+from lightconv_plugin.files import check_folder, locked
 from lightconv_plugin.paths import find_config
 from lightconv_plugin.progress import say
 from lightconv_plugin.recipes.environment import environment, settings
@@ -58,6 +58,7 @@ def train(
     need_modules("hydra", "fairseq_cli")  # the processes below import them
     config = find_config(config)
     plan = make_plan(config, list(overrides), processes, nodes, micro_batch, partial(fitting, config))
+    check_folder(plan.save_dir)
     plan.save_dir.mkdir(parents=True, exist_ok=True)
     log = plan.save_dir / ("train.log" if nodes == 1 else f"train.node{node_rank}.log")
     job = LaunchJob(config, plan, log, nodes, node_rank, rendezvous or "", max_restarts, timeout)

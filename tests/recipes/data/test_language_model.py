@@ -159,7 +159,7 @@ def test_perplexity_with_a_context_window(checkpoint, prepared, run_script):
     [
         ([], "the following arguments are required: DATA_BIN, CHECKPOINT"),
         (["nowhere", "x.pt"], "no folder nowhere with binarised data"),
-        (["DATA", "x.pt"], "no checkpoint x.pt"),
+        (["DATA", "x.pt"], "no such checkpoint: x.pt"),
         (["DATA", "MODEL", "--subset", "tast"], "tast.idx is missing"),
         (["DATA", "MODEL", "--context-window", "20"], "context-window must be in 0 … 19"),
         (["DATA", "MODEL", "--tokens-per-sample", "21", "--cpu"], "of the 75 tokens"),
