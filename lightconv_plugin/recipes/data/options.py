@@ -122,7 +122,7 @@ class Options:
     )
     lowercase: bool = _option(True, "lower-case the text (default: %(default)s)", action=argparse.BooleanOptionalAction)
     separate_dictionaries: bool = _flag("one dictionary for each language")
-    max_len: int = _option(250, "longest training side in tokens (default: {default})", positive, metavar="N")
+    max_len: int = _option(250, "longest training side in subwords (default: {default})", positive, metavar="N")
     max_ratio: float = _option(9.0, "largest ratio of the two lengths (default: {default:g})", ratio, metavar="R")
 
     name: str | None = _option(None, "fill data/NAME instead", plain_name, metavar="NAME")

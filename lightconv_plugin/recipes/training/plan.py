@@ -110,7 +110,7 @@ def plan(
     save_dir = (base / place).resolve()
     for key in _OTHER_LAST:
         if str(value := setting(config, given, key)).lower() not in ("none", "false"):
-            raise ValueError(f"{key} is not supported, got: {value}; a training goes on from checkpoint_last.pt")
+            raise ValueError(f"{key} is not supported, got: {value}; a training resumes from checkpoint_last.pt")
     subset = setting(config, given, "dataset.train_subset") or "train"
     for data in folders:
         if not data.is_dir():

@@ -181,8 +181,8 @@ def ends_without_space(work: Callable[[], None], save_dir: Path, starts: Path) -
         starts.write_text(f"{GAVE_UP}no space was left", encoding="utf-8")
         place = full.filename2 or full.filename or save_dir  # the first is where a copy was to go
         raise InputError(
-            f"no space left for {place} ({full.strerror}): free some, then the same command goes on from the last "
-            "checkpoint"
+            f"no space left for {place} ({full.strerror}): free some and rerun the same command to resume "
+            "from the last checkpoint"
         ) from error
 
 

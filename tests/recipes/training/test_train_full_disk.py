@@ -69,7 +69,7 @@ def run(tmp_path, monkeypatch, capsys):
 )
 def test_a_full_disk_ends_the_training(run, failure, place, why):
     work, save_dir, starts = run
-    said = f"no space left for {place.format(save_dir=save_dir)} ({why}): free some, then the same command goes on"
+    said = f"no space left for {place.format(save_dir=save_dir)} ({why}): free some and rerun the same command to"
     assert f"lightconv train: error: process 0: {said}" in work(failure)
     assert sorted(os.listdir(save_dir)) == ["checkpoint_last.pt", "notes.tmp"]
     assert not may_start(save_dir, starts), "although there is a checkpoint since the last start"

@@ -208,7 +208,7 @@ def test_missing_data_and_settings_are_named(config, tmp_path):
 )
 def test_other_names_of_the_last_checkpoint_are_refused(key, value, none, config, tmp_path):
     """Restarts and the repair of a checkpoint know this one."""
-    said = re.escape(f"{key} is not supported, got: {value}; a training goes on from checkpoint_last.pt")
+    said = re.escape(f"{key} is not supported, got: {value}; a training resumes from checkpoint_last.pt")
     with pytest.raises(ValueError, match=said):
         plan(config, [f"{key}={value}"], 1, tmp_path / "root", tmp_path)
     group, option = key.split(".")
