@@ -22,6 +22,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from lightconv_plugin.errors import VariableError
+
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # from malloc.h
 _MOST = (1 << 31) - 1  # the largest int
 _OLD_MOST = 32 << 20  # the largest threshold that older versions of glibc accept: half of a heap
@@ -88,11 +90,11 @@ def _undecided() -> bool:
 def users_choice() -> Allocator | None:
     """What the environment says about malloc; None if it says nothing.
 
-    Raises ValueError for an unknown value of LIGHTCONV_KEEP_MALLOC.
+    Raises VariableError for an unknown value of LIGHTCONV_KEEP_MALLOC.
     """
     value = os.environ.get("LIGHTCONV_KEEP_MALLOC") or "0"
     if value not in ("0", "1"):
-        raise ValueError(f"LIGHTCONV_KEEP_MALLOC must be 0, 1 or unset, got {value!r}")
+        raise VariableError(f"LIGHTCONV_KEEP_MALLOC must be 0, 1 or unset, got {value!r}")
     if value == "1":
         return Allocator(False, "malloc as it is, by LIGHTCONV_KEEP_MALLOC=1")
     if chosen := [name for name in _OWN if name in os.environ]:

@@ -22,6 +22,10 @@ class InputError(Exception):
     """
 
 
+class VariableError(InputError, ValueError):
+    """A variable of the environment has a value that is not allowed; the message names both."""
+
+
 class UnsupportedModelError(InputError, ValueError):
     """A model, or a part of it, that cannot be run without fairseq; the message says which."""
 

@@ -43,6 +43,7 @@ from lightconv_plugin.compat import (
     tasks,
 )
 from lightconv_plugin.compat.registry import Patch, patches_of
+from lightconv_plugin.errors import VariableError
 
 # Applied in this order. settings comes last: it patches every fairseq module that is loaded by then.
 PATCHES: dict[str, Patch] = patches_of(
@@ -76,11 +77,11 @@ def apply() -> None:
     """Apply every patch that the installed versions need and that is not active yet.
 
     Raises:
-        ValueError: LIGHTCONV_SKIP_PATCHES names a patch that does not exist.
+        VariableError: LIGHTCONV_SKIP_PATCHES names a patch that does not exist.
     """
     skipped = {name.strip() for name in os.environ.get("LIGHTCONV_SKIP_PATCHES", "").split(",")} - {""}
     if unknown := skipped - PATCHES.keys():
-        raise ValueError(
+        raise VariableError(
             f"LIGHTCONV_SKIP_PATCHES: there is no patch {', '.join(sorted(unknown))}; allowed: {', '.join(PATCHES)}"
         )
     with torch.random.fork_rng(devices=[]):  # to look for a bug in a module, some initialise one

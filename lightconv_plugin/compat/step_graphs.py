@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from lightconv_plugin.compat.registry import patch
-from lightconv_plugin.errors import InputError
+from lightconv_plugin.errors import InputError, VariableError
 from lightconv_plugin.modules.recorder import CudaGraphs
 from lightconv_plugin.ops.backends import on_gpu
 
@@ -15,7 +15,7 @@ from lightconv_plugin.ops.backends import on_gpu
 def _asked_for() -> bool:
     value = os.environ.get("LIGHTCONV_GRAPHS") or "0"
     if value not in ("0", "1"):
-        raise ValueError(f"LIGHTCONV_GRAPHS must be 0, 1 or unset, got {value!r}")
+        raise VariableError(f"LIGHTCONV_GRAPHS must be 0, 1 or unset, got {value!r}")
     return value == "1"
 
 

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lightconv_plugin.errors import VariableError
 from lightconv_plugin.files import atomic_write
 from lightconv_plugin.ops import artifacts, instructions
 
@@ -40,11 +41,11 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 def onednn_is_faster() -> bool:
     """Whether float32 products on this CPU use oneDNN.
 
-    Raises ValueError for an unknown value of LIGHTCONV_PRODUCTS.
+    Raises VariableError for an unknown value of LIGHTCONV_PRODUCTS.
     """
     chosen = os.environ.get("LIGHTCONV_PRODUCTS", "").strip().lower()
     if chosen and chosen not in CHOICES:
-        raise ValueError(f"LIGHTCONV_PRODUCTS must be one of {', '.join(CHOICES)}, or unset, got {chosen!r}")
+        raise VariableError(f"LIGHTCONV_PRODUCTS must be one of {', '.join(CHOICES)}, or unset, got {chosen!r}")
     if not (torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")):
         return False
     if chosen:

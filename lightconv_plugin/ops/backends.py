@@ -28,6 +28,7 @@ from pathlib import Path
 import torch
 
 from lightconv_plugin import allocator
+from lightconv_plugin.errors import VariableError
 from lightconv_plugin.ops import artifacts, compilation
 from lightconv_plugin.ops.artifacts import NativeError
 
@@ -72,7 +73,7 @@ def backend(device_type: str) -> str:
     Compiles and loads the kernels if necessary.
 
     Raises:
-        ValueError: LIGHTCONV_BACKEND has an unknown value.
+        VariableError: LIGHTCONV_BACKEND has an unknown value.
         RuntimeError: LIGHTCONV_BACKEND asks for a backend that is not available, or not for this device.
     """
     return decision(device_type).backend
@@ -113,7 +114,7 @@ def has_kernel(operator: str, device_type: str) -> bool:
 def _forced() -> str:
     value = os.environ.get("LIGHTCONV_BACKEND") or "auto"
     if value not in CHOICES:
-        raise ValueError(f"LIGHTCONV_BACKEND must be one of {', '.join(CHOICES)}, or unset, got {value!r}")
+        raise VariableError(f"LIGHTCONV_BACKEND must be one of {', '.join(CHOICES)}, or unset, got {value!r}")
     return value
 
 

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import torch
 
+from lightconv_plugin.errors import VariableError
+
 LEVELS = {
     "avx2": "AVX2",
     "avx512": "AVX-512",
@@ -21,7 +23,7 @@ def instruction_set() -> str | None:
     """The highest of LEVELS that this CPU has and that LIGHTCONV_CPU_ISA and ATEN_CPU_CAPABILITY allow; None on a CPU
     that has none of them (Arm, x86 without AVX2).
 
-    Raises ValueError for an unknown value of LIGHTCONV_CPU_ISA.
+    Raises VariableError for an unknown value of LIGHTCONV_CPU_ISA.
     """
     here, held = _level_of_this_cpu(), _held()
     if here is None:
@@ -79,7 +81,7 @@ def _is_x86() -> bool:
 def _held() -> str:
     value = os.environ.get("LIGHTCONV_CPU_ISA", "").strip().lower()
     if value and value not in LEVELS:
-        raise ValueError(f"LIGHTCONV_CPU_ISA must be one of {', '.join(LEVELS)}, or unset, got {value!r}")
+        raise VariableError(f"LIGHTCONV_CPU_ISA must be one of {', '.join(LEVELS)}, or unset, got {value!r}")
     return LEVELS[value] if value else list(LEVELS.values())[-1]
 
 

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 
 from lightconv_plugin import allocator
 from lightconv_plugin.cgroups import cores
-from lightconv_plugin.errors import InputError
 
 # hydra's warnings about how fairseq uses it, at every start; other warnings stay enabled.
 _HYDRA = ("hydra.main", "hydra._internal.hydra", "hydra.core.default_element", "__main__", "runpy")
@@ -25,10 +24,7 @@ def settings(threads: int | None = None, *, trains_on_cpu: bool = False) -> dict
         "OMP_WAIT_POLICY": "passive",
     }
     if trains_on_cpu:
-        try:
-            variables |= allocator.preload()
-        except ValueError as error:
-            raise InputError(str(error)) from error
+        variables |= allocator.preload()
     ignored = "".join(f"ignore::UserWarning:{module}," for module in _HYDRA)
     warnings = ignored + os.environ.get("PYTHONWARNINGS", "").removeprefix(ignored)
     return {name: os.environ.get(name) or value for name, value in variables.items()} | {"PYTHONWARNINGS": warnings}

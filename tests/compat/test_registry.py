@@ -11,6 +11,7 @@ from fairseq.distributed import utils
 import lightconv_plugin.models  # noqa: F401 (the patches)
 from lightconv_plugin import compat
 from lightconv_plugin.compat.registry import patch
+from lightconv_plugin.errors import InputError
 from tests import programs
 from tests.fairseq_cli import REPOSITORY
 from tests.warm_python import warm_python
@@ -65,5 +66,5 @@ def test_what_is_drawn_after_the_seed_is_the_same_with_patches():
 
 def test_an_unknown_patch_cannot_be_left_out(monkeypatch):
     monkeypatch.setenv("LIGHTCONV_SKIP_PATCHES", "bf16_without_xla, surprise")
-    with pytest.raises(ValueError, match="there is no patch surprise; allowed: numpy_compat, batch_buckets"):
+    with pytest.raises(InputError, match="there is no patch surprise; allowed: numpy_compat, batch_buckets"):
         compat.apply()

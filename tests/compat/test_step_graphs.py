@@ -101,7 +101,7 @@ def test_it_is_asked_for(value, needed, monkeypatch):
 
 def test_other_values_are_refused(monkeypatch):
     monkeypatch.setenv("LIGHTCONV_GRAPHS", "yes")
-    with pytest.raises(ValueError, match="LIGHTCONV_GRAPHS must be 0, 1 or unset, got 'yes'"):
+    with pytest.raises(InputError, match="LIGHTCONV_GRAPHS must be 0, 1 or unset, got 'yes'"):
         patch.steps_in_graphs.needed()
 
 

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from lightconv_plugin.errors import InputError
 from lightconv_plugin.ops import artifacts, instructions
 
 
@@ -46,7 +47,7 @@ def test_the_instruction_set_is_what_the_cpu_has_and_may_use(description, expect
 
 def test_an_unknown_level_names_the_known_ones(cpu):
     cpu(held="avx3")
-    with pytest.raises(ValueError, match=r"LIGHTCONV_CPU_ISA must be one of avx2, avx512, .* got 'avx3'"):
+    with pytest.raises(InputError, match=r"LIGHTCONV_CPU_ISA must be one of avx2, avx512, .* got 'avx3'"):
         instructions.instruction_set()
 
 
