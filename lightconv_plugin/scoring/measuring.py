@@ -237,11 +237,10 @@ def languages_of(
         raise InputError(f"{data} has no subset {subset}; it has {', '.join(sorted(directions)) or 'none'}")
 
     def fitting(pairs: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
-        return [pair for pair in sorted(pairs) if all(a in (None, b) for a, b in zip(languages, pair, strict=True))]
+        return [pair for pair in pairs if all(a in (None, b) for a, b in zip(languages, pair, strict=True))]
 
     pairs = fitting(directions[subset]) or fitting((target, source) for source, target in directions[subset])
-    if len(pairs) > 1 and likely is not None:
-        pairs = [pair for pair in pairs if pair[1] == likely] or pairs
+    pairs = [pair for pair in pairs if pair[1] == likely] or pairs
     if len(pairs) != 1:
         wanted = "-".join(language or "*" for language in languages)
         known = ", ".join("-".join(pair) for pair in sorted(directions[subset]))

@@ -101,9 +101,8 @@ def find_task(data: str, pair: tuple[str, str] | None) -> PaperTask | None:
 
     The whole path is searched; a task with languages matches only its own direction.
     """
-    text = data.replace("\\", "/").lower()
     for task in TASKS:
-        if re.search(task.data, text) and (task.pair is None or task.pair == pair):
+        if re.search(task.data, data.lower()) and (task.pair is None or task.pair == pair):
             return task
     return None
 

@@ -69,7 +69,7 @@ def parse_eval_lm_log(lines: Sequence[str], name) -> Perplexity:
     result = Perplexity(float(results[0][2]), float(results[0][1]), tokens, unit)
     if not result.tokens:
         raise InputError(f"{name}: no token was scored: the text has none, or every sample was skipped")
-    if not 0 < result.perplexity < float("inf"):
+    if not result.perplexity < float("inf"):  # nan too
         raise InputError(f"{name}: the perplexity is {results[0][2]}: the model gives some word no probability")
     return result
 

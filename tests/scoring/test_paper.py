@@ -32,10 +32,11 @@ def test_figures_that_nobody_has_read_in_a_source_are_not_there(value):
         ("data/wmt16_en_de/data-bin", ("en", "de"), "WMT16 En-De"),
         ("data/wmt14_en_de/data-bin", ("en", "de"), None),  # other training text than the papers'
         ("data-bin/wmt14.en-fr", ("en", "fr"), "WMT14 En-Fr"),
-        ("/corpora/iwslt14.tokenized.de-en", ("de", "en"), "IWSLT14 De-En"),
+        ("/corpora/IWSLT14.tokenized.de-en", ("de", "en"), "IWSLT14 De-En"),
         ("data-bin/iwslt14.tokenized.de-en", ("en", "de"), None),
         ("data-bin/wikitext-103", None, "WikiText-103"),
         ("data/wikitext2/data-bin", None, None),
+        ("data/cnndm/data-bin", ("article", "summary"), "CNN-DailyMail"),
         ("data/multi30k_en_de/data-bin", ("en", "de"), None),
         ("", None, None),
     ],

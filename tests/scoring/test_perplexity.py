@@ -12,7 +12,7 @@ from lightconv_plugin.errors import InputError
 from lightconv_plugin.generation import fairseq_generate
 from lightconv_plugin.recipes.evaluation import measure_perplexity
 from lightconv_plugin.scoring import perplexity
-from lightconv_plugin.scoring.perplexity import batches, parse_eval_lm_log, positions, task_of
+from lightconv_plugin.scoring.perplexity import batches, parse_eval_lm_log, positions, samples, task_of
 from tests import fairseq_cli
 from tests.scoring.corpora import as_json, refused, run, write
 
@@ -45,12 +45,12 @@ def test_the_numbers_of_a_log(tmp_path, capsys):
         ([*LOG[:2], LOG[2][:-3]], "is cut off or not from fairseq-eval-lm: it lacks the line 'Loss"),
         ([LOG[0], LOG[2]], "it lacks the line 'Evaluated … tokens"),
         (["hello"], "it lacks the line 'Evaluated"),
-        (LOG * 2, "has the results of several runs"),
+        *((LOG + more, "has the results of several runs") for more in (LOG, LOG[:2], LOG[2:])),
         ([*LOG[:2], LOG[2].replace("22.63", "inf")], "the perplexity is inf: the model gives some word no probability"),
         ([*LOG[:2], LOG[2].replace("22.63", "nan")], "the perplexity is nan"),
         (NOTHING, "no token was scored"),
     ],
-    ids="no-result cut-before cut-in-the-number no-count text twice inf nan nothing-scored".split(),
+    ids="no-result cut-before cut-in-number no-count text twice two-counts two-results inf nan nothing-scored".split(),
 )
 def test_a_log_that_is_not_whole_is_refused(lines, said, tmp_path, capsys):
     log = write(tmp_path / "log", lines)
@@ -325,3 +325,11 @@ def test_a_learned_position_is_the_start_symbols():
     task = {"max_target_positions": 512, "tokens_per_sample": 512, "decoder_learned_pos": True}
     assert positions(task) == 512 and positions({**task, "add_bos_token": True}) == 511
     assert positions({**task, "add_bos_token": True, "decoder_learned_pos": False}) == 512
+
+
+def test_the_samples_are_those_of_the_training():
+    task = {"tokens_per_sample": 64, "sample_break_mode": "eos", "output_dictionary_size": -1}
+    assert samples(task) == "--task language_modeling --tokens-per-sample 64 --sample-break-mode eos".split()
+    task |= {"sample_break_mode": None, "max_target_positions": 32, "output_dictionary_size": 30, "add_bos_token": True}
+    expected = "--task language_modeling --tokens-per-sample 32 --sample-break-mode none --output-dictionary-size 30"
+    assert samples(task) == [*expected.split(), "--add-bos-token"]
