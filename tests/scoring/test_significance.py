@@ -104,6 +104,9 @@ def test_a_seed_that_is_no_number_from_1_is_refused(seed, files, against, monkey
     monkeypatch.setenv("SACREBLEU_SEED", seed)
     said = refused(capsys, *files(GOOD, REFERENCES), *against(BAD), "--detok", "none")
     assert f"SACREBLEU_SEED must be a whole number from 1, or none, got {seed!r}" in said
+    monkeypatch.setenv("SACREBLEU_SEED", "None")
+    got = as_json(capsys, *files(GOOD, REFERENCES), *against(BAD), "--detok", "none", "--samples", "5")["against"]
+    assert "|seed:none|" in got["chrf"]["signature"]
 
 
 @pytest.mark.parametrize("options", [["--lowercase"], ["--compound-split"]], ids=["lowercase", "compounds"])
@@ -150,7 +153,11 @@ def test_human_output(files, against, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("BLEU4 = ") and lines[3].endswith("other, paired bootstrap test of 50 samples:")
     assert [line.split()[0] for line in lines[4:]] == ["BLEU4", "sacreBLEU", "chrF2"]
-    assert all(" ± " in line and " against " in line and "p = 0.0" in line for line in lines[4:])
+    number = r"(\d+\.\d\d) \(\d+\.\d\d ± \d+\.\d\d\)"
+    for line in lines[4:]:
+        ours, theirs, more = re.fullmatch(rf"\w+ {number} against {number}: \+(\d+\.\d\d), p = 0\.0\d+", line).groups()
+        assert f" = {ours}" in "".join(lines[:3])
+        assert float(ours) - float(theirs) == pytest.approx(float(more), abs=0.011) and float(more) > 1
 
 
 def test_every_run_gives_the_same_numbers(files, against):
