@@ -7,7 +7,7 @@ import pytest
 from lightconv_plugin.checkpoints.training_text import read_corpus
 from lightconv_plugin.scoring import bleu
 from lightconv_plugin.scoring.measuring import Measuring
-from lightconv_plugin.text.recipe import Recipe
+from lightconv_plugin.text.recipe import Recipe, lower
 from tests.scoring.corpora import PLAIN, TOKENISED, as_json, refused, write
 from tests.scoring.test_gen_log import log_of
 
@@ -35,6 +35,8 @@ def corpus(tmp_path):
 def test_text_that_was_not_tokenised_is_not_detokenised(corpus, files, capsys):
     data = corpus("en-de", about={"text": {"de": {"tokeniser": "none", "lang": "de"}}})
     write(data.parent / "raw/test.de", TOKENISED)
+    (data.parent / "tok").mkdir()
+    write(data.parent / "tok/test.de", TOKENISED)  # as `lightconv prepare` copies it
     got = as_json(capsys, *files(TOKENISED, TOKENISED), "--data", data)
     assert (got["detok"], got["sacrebleu"], got["chrf"]) == ("none", pytest.approx(100), pytest.approx(100))
     assert as_json(capsys, *files(TOKENISED, TOKENISED), "--data", data, "--detok", "moses")["sacrebleu"] < 90
@@ -51,6 +53,16 @@ def test_a_link_to_data_keeps_what_lies_beside_it(corpus, tmp_path):
     found = Measuring().with_data(data, "test")
     assert (found.lowercase, found.raw_ref) == (True, data.parent / "raw/test.de")
     assert read_corpus(data) == {"lowercase": True}
+
+
+def test_what_is_given_counts(corpus, tmp_path):
+    """And not what the folder says, whose raw text is tokens here."""
+    data = corpus("en-de", about={"text": {"de": {"tokeniser": "moses", "lang": "en"}}})
+    (data.parent / "tok").symlink_to(data.parent / "raw")
+    given = Measuring(lang="de_AT", detok="none", raw_ref=tmp_path / "given", lowercase=True)
+    assert given.with_data(data, "test") == given
+    found = Measuring(lang="en", raw_ref=data.parent / "raw/test.de", raw_rules="en")
+    assert Measuring().with_data(data, "test") == found
 
 
 def test_what_the_folder_says_of_a_log_need_not_be_given(corpus, tmp_path, capsys):
@@ -103,6 +115,7 @@ def test_of_two_directions_the_language_chooses(corpus, files, capsys):
     data = corpus("de-en", "en-de")
     said = refused(capsys, *files(TOKENISED, TOKENISED), "--data", data)
     assert f"{data} has several directions: name the languages; test is there as de-en, en-de" in said
+    assert "several directions" in refused(capsys, *files(TOKENISED, TOKENISED), "--data", data, "--lang", "fr")
     got = as_json(capsys, *files(TOKENISED, TOKENISED), "--data", data, "--lang", "de")
     assert (got["lang"], got["sacrebleu"]) == ("de", pytest.approx(100))
     english = ["one", "two", "three"]
@@ -110,13 +123,11 @@ def test_of_two_directions_the_language_chooses(corpus, files, capsys):
     assert (got["lang"], got["chrf"]) == ("en", pytest.approx(100))
 
 
-@pytest.mark.parametrize("change", [str, str.lower])
+@pytest.mark.parametrize("change", [str, lower])
 def test_tokens_in_the_place_of_raw_text_are_detokenised(change, corpus, files, capsys):
     """As `lightconv prepare --tokenizer done` leaves them, with or without --lowercase."""
     tokens = ["It &apos;s a dog , isn &apos;t it ?", "Ο ΔΡΟΜΟΣ &amp; a cat .", "3 &lt; 4"]
-    data = corpus(
-        "de-en", about={"text": {"en": {"tokeniser": "moses", "lang": "en"}}, "lowercase": change is str.lower}
-    )
+    data = corpus("de-en", about={"text": {"en": {"tokeniser": "moses", "lang": "en"}}, "lowercase": change is lower})
     write(data.parent / "raw/test.en", tokens)
     (data.parent / "tok").mkdir()
     write(data.parent / "tok/test.en", list(map(change, tokens)))
