@@ -80,11 +80,16 @@ BROKEN = {
     ),
     "missing-sentence": (without("S-3\t", "T-3\t", "H-3\t", "D-3\t"), "1 of 10 sentences have no T- line: T-3"),
     "missing-H": (without("H-2\t", "H-4\t"), "2 of 10 sentences have no H- line: H-2, H-4"),
+    "missing-six": (without(*(f"H-{i}\t" for i in range(6))), "no H- line: H-0, H-1, H-2, H-3, H-4 … (fairseq"),
     "missing-D": (without("D-2\t"), "1 of 10 sentences have no D- line: D-2"),
     "missing-at-the-end": (without("2026", "S-9\t", "T-9\t", "H-9\t", "D-9\t"), "it translated 10 sentences, not 9"),
     "fewer-than-the-data": (
         ["INFO | data-bin test de-en 12 examples", *log_of(SENTENCES, SENTENCES)[1:]],
         "the data has 12 sentences, not 10 (fairseq-generate may drop the last batch: give it --required-batch",
+    ),
+    "more-than-the-data": (
+        ["INFO | data-bin test de-en 8 examples", *log_of(SENTENCES, SENTENCES)[1:]],
+        "the data has 8 sentences, not 10",
     ),
     "one-line-cut": (
         [re.sub(r"^H-5\t.*", "H-5\t-0.53", s) for s in log_of(SENTENCES, SENTENCES)],
@@ -153,8 +158,9 @@ def test_a_file_of_any_length_is_either_cut_off_or_whole(tmp_path, capsys):
 
 
 def test_progress_bars_between_the_lines_do_no_harm(tmp_path):
-    lines = []
-    for line in log_of(SENTENCES, SENTENCES):
+    """Nor does the comma in the number of so many sentences."""
+    lines, many = [], SENTENCES * 101
+    for line in log_of(many, many):
         lines += [line, "\r  50%|█████     | 1/2 [00:00<00:00]"]
     log = parse_gen_log(lines, tmp_path)
-    assert log.hypotheses == log.references == SENTENCES
+    assert log.hypotheses == log.references == many

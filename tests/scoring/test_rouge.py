@@ -133,7 +133,7 @@ def test_words_are_stemmed_unless_told(files, capsys):
         ("the cat 's mat", "the cat &apos;s mat"),
         ("a - b", "a @-@ b"),
         ("a , b ; c", "a b c"),
-        ("( a )", "&#91; a &#93;"),
+        ("( a )", "&#91; a &#93; &amp; &lt; &gt; &quot; &#124;"),
     ],
 )
 def test_case_punctuation_and_escapes_do_not_count(one, other):
@@ -195,8 +195,8 @@ def test_the_interval_is_that_of_the_mean_and_the_same_on_every_run():
         each = [100 * f1(*definitions(*pair)[name]) for pair in zip(summaries, references, strict=True)]
         half = 1.96 * statistics.stdev(each) / math.sqrt(len(each))  # of a normal distribution
         low, high = first.interval[name]
-        assert low == pytest.approx(getattr(first, name) - half, abs=half / 5)
-        assert high == pytest.approx(getattr(first, name) + half, abs=half / 5)
+        assert low == pytest.approx(getattr(first, name) - half, abs=half / 10)
+        assert high == pytest.approx(getattr(first, name) + half, abs=half / 10)
 
 
 # ------------------------------------------------------------------------------------------------ the command
