@@ -50,7 +50,13 @@ def beyond_the_frequent(shortlist: Shortlist, *words: str) -> set[str]:
 
 def test_a_lexical_table(tmp_path):
     table = "the der 0.9\ndog hund 1\n, NULL 0.05\nhouse haus 0.5\nhome haus 2.5e-1\n7 NULL 0\n"
-    for text in (table, table.replace(" ", "\t"), table.replace("\n", "\r\n"), "\ufeff" + table):
+    for text in (
+        table,
+        table.replace(" ", "\t"),
+        table.replace("\n", "\r\n"),
+        "\ufeff" + table,
+        f" {table}".replace("\n", " \n"),
+    ):
         shortlist = read(tmp_path, text)
         assert beyond_the_frequent(shortlist, "der") == {"the", ",", "7"}
         assert beyond_the_frequent(shortlist, "haus", "hund") == {"house", "home", "dog", ",", "7"}
@@ -81,6 +87,13 @@ def test_the_last_line_of_a_phrase_counts(tmp_path):
     assert beyond_the_frequent(shortlist, "der", "hund") == {"dog", "7", ","}
 
 
+@pytest.mark.parametrize("line", ["a\u00a0b der 1", "der\ta\u00a0b"])
+def test_other_spaces_are_of_a_word(line, tmp_path):
+    words = Dictionary.of_bytes("a\u00a0b 1\n".encode(), "dict")
+    (tmp_path / "word").write_text(f"{line}\n", encoding="utf-8")
+    assert read_lists(tmp_path / "word", SOURCE, words) == {(SOURCE.index("der"),): {4}}
+
+
 def test_there_are_always_enough_words_for_the_beam(tmp_path):
     found = read(tmp_path, "the der 1\n", beam=110).words(torch.tensor([[5, 2]])).tolist()
     assert found == [*range(4 + 220)]
@@ -95,12 +108,13 @@ def test_there_are_always_enough_words_for_the_beam(tmp_path):
         ("the der x\n", "shortlist, line 1: expected a target word"),
         ("the der nan\n", "shortlist, line 1: expected a target word"),
         ("the der 1.5\n", "shortlist, line 1: expected a target word"),
+        ("the der -0.1\n", "shortlist, line 1: expected a target word"),
         ("the der 1\n\n", "shortlist, line 2: expected a target word"),
         ("the der 1\nder\tthe\n", "shortlist, line 2: expected a target word"),
         ("der\tthe\nhund dog\n", "shortlist, line 2: expected a source phrase, a tab and target words, got 'hund dog'"),
         ("der\tthe\nhund\tdog\t7\n", "shortlist, line 2: expected a source phrase"),
         (
-            "the der 1\nder the 1\nder hund 1\n",
+            "the der 1\nder the 1\nder the 1\n",
             "shortlist has 2 words that are not in the model's dictionaries, the first in line 2: source word 'the'",
         ),
         ("der\tthe\nder hund\tdog cat\n", "has 1 words that .* the first in line 2: target word 'cat'"),
