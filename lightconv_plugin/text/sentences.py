@@ -78,7 +78,7 @@ class SentenceStream:
     def end(self) -> list[str]:
         """End the line; returns its remaining sentences. The next part begins a new line."""
         rest, self._rest = self._rest, ""
-        return [part for sentence in self._segment(rest) for part in self._short(sentence)] if rest.strip() else []
+        return [part for sentence in self._segment(rest) for part in self._short(sentence)]
 
     def _cut(self) -> list[str]:
         """Take at least one sentence from the first 2 · longest characters.
