@@ -118,6 +118,13 @@ def choices() -> Table:
     return Table("multi30k_choices", headers, rows)
 
 
+def rdrop() -> Table:
+    """With the row of another weight."""
+    table, other = scores(_RDROP, "dynamicconv"), load("multi30k_choices/dynamicconv_rdrop_alpha_5")
+    rows = [["DynamicConv, α 1: the configuration", *table.rows[0][1:]], ["DynamicConv, α 5", *_scores(other)]]
+    return Table(table.source, table.headers, rows)
+
+
 def learning_rates() -> Table:
     """Rows that were trained with another learning rate, each after the row of its configuration."""
     tried = [load(f"learning_rates/{path.stem}") for path in sorted((RESULTS / "learning_rates").glob("*.json"))]
@@ -215,7 +222,7 @@ TABLES: dict[str, Callable[[], Table]] = {
         "wikitext2", "lightweightconv", "dynamicconv", "dynamicconv_residual", "dynamicconv_low_rank", "talkconv",
         "transformer", "attention", "attention_conv", "gated_short", "gated_short_k3",
     ),
-    "R-Drop": lambda: scores(_RDROP, "dynamicconv"),
+    "R-Drop": rdrop,
     "SimCut": lambda: scores(f"{_TASK}/simcut", "dynamicconv"),
     "kernel schedules": kernel_schedules,
     "kernel sizes": lambda: scores(f"{_TASK}/kernels", "all_7", "all_31"),
