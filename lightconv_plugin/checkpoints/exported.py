@@ -143,13 +143,14 @@ def open_exported(directory: Path | str) -> Exported:
     directory = Path(directory)
     try:
         mode = directory.stat().st_mode
+        checkpoints = not (directory / CONFIG).exists() and any(directory.glob("*.pt"))
     except OSError as error:
         raise InputError(f"{directory} cannot be read: {error.strerror}") from error
     except ValueError as error:  # a NUL in its name
         raise InputError(f"{shown(directory)} cannot be read: {error}") from error
     if not S_ISDIR(mode):
         raise InputError(f"{directory} is not a directory of an exported model but a file")
-    if not (directory / CONFIG).exists() and any(directory.glob("*.pt")):
+    if checkpoints:
         raise InputError(f"{directory} is a folder of checkpoints: name one of them")
     config, settings = _read_config(directory)
     with naming(directory / GENERATION):
