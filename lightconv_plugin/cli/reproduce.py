@@ -93,6 +93,8 @@ def _write_table(results: Path | None, runs: Path | None) -> int:
         results = runs / "results"
     if results is not None and not results.is_dir():
         raise InputError(f"--table: there is no folder {results}")
+    if results is not None and not next(results.rglob("*.json"), None):
+        raise InputError(f"--table: {results} has no rows (TASK/SYSTEM.json): run CONFIG --seeds N… first")
     table = results / "RESULTS.md" if results else default_table()
     write_table((results or default_results()).resolve(), table, configs_dir(), not_run=results is None)
     say(f"table: {table}")

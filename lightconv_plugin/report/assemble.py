@@ -39,7 +39,7 @@ def make_report(
             `runs.choose_checkpoint`.
 
     Raises:
-        InputError: a folder does not exist, does not hold a training, or is given twice.
+        InputError: a folder does not exist, does not hold a training, or is given twice, or none has the checkpoint.
     """
     from tqdm import tqdm
 
@@ -48,6 +48,8 @@ def make_report(
         check_folder(folder)
     if data_bin is not None and not data_bin.is_dir():
         raise InputError(f"`data_bin`: there is no folder {data_bin}")
+    if checkpoint is not None and not any((folder / checkpoint).is_file() for folder in run_dirs):
+        raise InputError(f"`checkpoint`: no RUN_DIR has a file {checkpoint}")
     runs = [read_run(folder, name, checkpoint) for folder, name in zip(run_dirs, names_of(run_dirs), strict=True)]
     groups = translate.group_logs(runs, number)
     shown: dict[str, Shown] = {}

@@ -257,8 +257,10 @@ def test_a_checkpoint_that_cannot_be_used_does_not_lose_the_page(content, traine
     assert any(value.startswith("Loss by update.") for name, value in text.attributes if name == "aria-label" and value)
 
 
-def test_a_checkpoint_by_name_that_a_run_lacks_is_said(trained, tmp_path):
-    assert report(trained.hybrid, "-o", tmp_path / "report.html", "--checkpoint", "average9.pt") == 0
+def test_a_checkpoint_by_name_that_one_of_the_runs_lacks_is_said(trained, tmp_path):
+    other = shutil.copytree(trained.language, tmp_path / "other")
+    (other / "checkpoint_best.pt").rename(other / "average9.pt")
+    assert report(trained.hybrid, other, "-o", tmp_path / "report.html", "--checkpoint", "average9.pt") == 0
     text = Tags((tmp_path / "report.html").read_text(encoding="utf-8")).text
     assert "no such checkpoint" in text and "average9.pt" in text
 
@@ -269,11 +271,12 @@ def test_a_checkpoint_by_name_that_a_run_lacks_is_said(trained, tmp_path):
         (["none"], "RUN_DIR: none does not exist"),
         (["."], "is not the folder of a training"),
         (["RUN", "--data-bin", "none"], "--data-bin: there is no folder none"),
+        (["RUN", "--checkpoint", "no.pt"], "--checkpoint: no RUN_DIR has a file no.pt"),
         (["RUN", "-o", "none/report.html"], "cannot write none/report.html: there is no folder"),
         (["RUN", "--figure", "none/a.png"], "cannot write none/a.png: there is no folder"),
         (["RUN", "RUN"], "is given twice"),
     ],
-    ids=["missing", "empty", "data", "output", "figure", "twice"],
+    ids=["missing", "empty", "data", "checkpoint", "output", "figure", "twice"],
 )
 def test_wrong_arguments_are_one_line_and_write_nothing(arguments, said, trained, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
