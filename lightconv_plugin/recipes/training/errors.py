@@ -16,7 +16,7 @@ from lightconv_plugin.recipes.training.overrides import OPEN
 MEMORY = ("out of memory", "can't allocate memory", "cannot allocate memory")
 CLOSED = ("connection closed", "connection reset", "broken pipe", "connection refused")
 LATE = ("timed out waiting", "wait timeout", "timeout after", "timed out after", "timed out.")
-PLAIN = (
+PLAIN = (  # messages that say enough
     "could not infer language pair",
     "cannot load model parameters from checkpoint",
     "the checkpoint's optimizer state is",
@@ -148,6 +148,19 @@ def _unknown_option(error: BaseException | None) -> str:
     return f"{error.full_key}: {name} has no such option{did_you_mean(str(error.key), known)}"
 
 
+def is_certain(error: BaseException) -> bool:
+    """Whether every start ends with this error: it is in the configuration, or in what the configuration names."""
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
+
+    wrong = (ConfigError, OmegaConfBaseException, HydraException)
+    return isinstance(error, wrong) or isinstance(error.__cause__, wrong) or _is_plain(str(error))
+
+
+def _is_plain(text: str) -> bool:
+    return any(sign in text.lower() for sign in PLAIN)
+
+
 def explain(error: BaseException, timeout: int) -> str:
     """Explain a known exception in one line that says what to do; empty for an unknown one."""
     from hydra.errors import HydraException
@@ -173,4 +186,4 @@ def explain(error: BaseException, timeout: int) -> str:
             return f"no response from a peer process after {timeout} s: it hangs or cannot be reached ({said})"
         if any(sign in text for sign in CLOSED):
             return f"lost the connection to a peer process, which has died or cannot be reached ({said})"
-    return said if any(sign in text for sign in PLAIN) else ""
+    return said if _is_plain(said) else ""

@@ -114,10 +114,44 @@ def watch(rendezvous: str, seconds: float, give_up: Callable[[], None], over: th
     asking.join(pause)  # Python would abort if it exited while this thread is inside torch
 
 
+class GaveUpError(Exception):
+    """The processes are not to be started again; the message says why."""
+
+
+def why_given_up(starts: Path) -> str:
+    """Why the processes are not to be started again, as one of them has written (worker.py); empty if none has."""
+    last = starts.read_text(encoding="utf-8") if starts.exists() else ""
+    if not last.startswith(GAVE_UP):
+        return ""
+    return f"a process died (see above); not restarted, since {last.removeprefix(GAVE_UP)}"
+
+
+@contextlib.contextmanager
+def no_useless_restarts(starts: Path) -> Iterator[None]:
+    """Within the block, torchrun ends with GaveUpError where it would start processes again that gave up.
+
+    It has no setting for it, and its restarts take some two seconds each and bury the error in messages of their own.
+    """
+    from torch.distributed.elastic.agent.server.api import SimpleElasticAgent
+
+    restart = SimpleElasticAgent._restart_workers
+
+    def _restart_workers(agent: SimpleElasticAgent, group: object) -> None:
+        if why := why_given_up(starts):
+            raise GaveUpError(why)
+        restart(agent, group)
+
+    SimpleElasticAgent._restart_workers = _restart_workers  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        SimpleElasticAgent._restart_workers = restart  # type: ignore[method-assign]
+
+
 def why_it_ended(rank: int, status: int, starts: Path, max_restarts: int) -> str:
     """Which process ended and how, and why torchrun did not restart."""
-    if starts.exists() and (last := starts.read_text(encoding="utf-8")).startswith(GAVE_UP):
-        return f"a process died (see above); not restarted, since {last.removeprefix(GAVE_UP)}"
+    if why := why_given_up(starts):
+        return why
     ended = f"ended with status {status}" if status > 0 else f"was killed by {signal.Signals(-status).name}"
     if status == -signal.SIGKILL:
         ended += " (the kernel does that when memory runs out: see dmesg)"
@@ -152,9 +186,13 @@ def run_torchrun(job: LaunchJob, starts: Path) -> tuple[int, str]:
     from torch.distributed.elastic.rendezvous import RendezvousError
     from torch.distributed.run import parse_args, run
 
+    # Another machine would take the end of torchrun for a lost connection.
+    at_once = no_useless_restarts(starts) if job.nodes == 1 else contextlib.nullcontext()
     try:
-        with hangup_as_before():
+        with hangup_as_before(), at_once:
             run(parse_args(torchrun_arguments(job, starts)))
+    except GaveUpError as error:
+        return 1, f"error: {error}"
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()
         return 1, "error: " + why_it_ended(rank, failure.exitcode, starts, job.max_restarts)

@@ -25,7 +25,14 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from lightconv_plugin.errors import InputError
-from lightconv_plugin.recipes.training.errors import check_added, check_model, check_parts, explain, full_disk
+from lightconv_plugin.recipes.training.errors import (
+    check_added,
+    check_model,
+    check_parts,
+    explain,
+    full_disk,
+    is_certain,
+)
 from lightconv_plugin.recipes.training.plan import repair_last_checkpoint
 
 GAVE_UP = "gave up: "  # and why
@@ -72,7 +79,7 @@ def may_start(save_dir: Path, starts: Path) -> bool:
     if not starts.exists():
         return True
     last = starts.read_text(encoding="utf-8")
-    if last.startswith(GAVE_UP):  # torchrun keeps trying until its restarts are used up
+    if last.startswith(GAVE_UP):  # with several machines, torchrun keeps trying until its restarts are used up
         return False
     if last == newest_state(save_dir):
         why = "no checkpoint was written since the last start"
@@ -163,10 +170,11 @@ def train(cli_main: Callable[[], None], timeout: int) -> None:
         raise SystemExit(1) from None
 
 
-def ends_without_space(work: Callable[[], None], save_dir: Path, starts: Path) -> None:
-    """Do the work; where a disk is full, remove unfinished checkpoints and have no process started again.
+def gives_up(work: Callable[[], None], save_dir: Path, starts: Path) -> None:
+    """Do the work; have no process started again where the configuration is wrong, or where a disk is full.
 
-    It would train up to the same checkpoint, and find no space for it.
+    With a full disk, it would train up to the same checkpoint, and find no space for it. Unfinished checkpoints are
+    removed.
 
     Raises:
         InputError: a disk is full; it names the file or the folder.
@@ -174,6 +182,8 @@ def ends_without_space(work: Callable[[], None], save_dir: Path, starts: Path) -
     try:
         work()
     except Exception as error:
+        if is_certain(error):
+            starts.write_text(f"{GAVE_UP}another start would fail in the same way", encoding="utf-8")
         if (full := full_disk(error)) is None:
             raise
         for unfinished in save_dir.glob("checkpoint*.pt.tmp"):  # fairseq renames it when it is whole
@@ -213,7 +223,7 @@ def main() -> None:
         log_to(save_dir / "train.log")
     check_before_work()
     resume_own_first()
-    train(partial(ends_without_space, hydra_train.cli_main, save_dir, starts), timeout)
+    train(partial(gives_up, hydra_train.cli_main, save_dir, starts), timeout)
 
 
 def leave() -> NoReturn:

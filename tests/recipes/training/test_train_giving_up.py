@@ -1,4 +1,4 @@
-"""A training that finds no space for a checkpoint ends at once, says so in one line, and leaves no part of the file."""
+"""A wrong configuration or a full disk ends a training at once, with one line, and no part of a checkpoint is left."""
 
 import errno
 import os
@@ -11,9 +11,12 @@ pytest.importorskip("fairseq", reason="fairseq is not installed")
 import torch
 from fairseq import checkpoint_utils
 from fairseq.file_io import PathManager
+from hydra.errors import HydraException
+from omegaconf.errors import ValidationError
 
+from lightconv_plugin.recipes.training.errors import ConfigError
 from lightconv_plugin.recipes.training.launch import why_it_ended
-from lightconv_plugin.recipes.training.worker import ends_without_space, may_start, newest_state, train
+from lightconv_plugin.recipes.training.worker import gives_up, may_start, newest_state, train
 
 
 def save_as_fairseq(path):
@@ -52,7 +55,7 @@ def run(tmp_path, monkeypatch, capsys):
 
     def work(failure):
         with pytest.raises(SystemExit) as ended:
-            train(lambda: ends_without_space(lambda: failure(save_dir / "checkpoint2.pt"), save_dir, starts), 9)
+            train(lambda: gives_up(lambda: failure(save_dir / "checkpoint2.pt"), save_dir, starts), 9)
         assert ended.value.code == 1
         return capsys.readouterr().err
 
@@ -76,7 +79,29 @@ def test_a_full_disk_ends_the_training(run, failure, place, why):
     assert why_it_ended(0, 1, starts, 3) == "a process died (see above); not restarted, since no space was left"
 
 
+def of_the_configuration(path):
+    raise ConfigError("optimizer._name is missing")
+
+
+def of_a_part_that_hydra_builds(path):
+    raise HydraException("Error merging override") from ValidationError("Value 'abc' could not be converted to Float")
+
+
+def of_its_data(path):
+    raise ValueError("Could not infer language pair, please provide it explicitly")
+
+
+@pytest.mark.parametrize("failure", [of_the_configuration, of_a_part_that_hydra_builds, of_its_data])
+def test_so_does_an_error_that_every_start_meets(run, failure):
+    work, save_dir, starts = run
+    assert "lightconv train: error: process 0: " in work(failure)
+    assert (save_dir / "checkpoint2.pt.tmp").exists() and not may_start(save_dir, starts)
+    why = "a process died (see above); not restarted, since another start would fail in the same way"
+    assert why_it_ended(0, 1, starts, 3) == why
+
+
 def test_another_error_does_not(run):
     work, save_dir, starts = run
     assert "dict.en.txt" in work(look_for_a_file)
     assert (save_dir / "checkpoint2.pt.tmp").exists() and may_start(save_dir, starts)
+    assert "the number of restarts is 3" in why_it_ended(0, 1, starts, 3)
