@@ -99,12 +99,15 @@ def find_data(settings, checkpoint: Path, data: Path | None, dictionaries: str =
     if data is not None and ":" in str(data):
         raise TranslationError(f"`data` {data} has a colon, which separates folders in fairseq: name it by a link")
     tried = [data] if data is not None else [*named, checkpoint.absolute().parent]
+    inner = None
     for folder in tried:
         with contextlib.suppress(OSError):  # such as a folder of another user that may not be entered
             if any(folder.glob(dictionaries)):
                 return folder
+            if any(folder.glob(f"data-bin/{dictionaries}")):
+                inner = inner or folder / "data-bin"
     places, names = " nor in ".join(map(str, tried)), dictionaries.replace("*", "XX")
-    raise TranslationError(f"no dictionaries ({names}) in {places}: give their folder as `data`")
+    raise TranslationError(f"no dictionaries ({names}) in {places}: give {inner or 'their folder'} as `data`")
 
 
 def languages(settings, data: Path, source: str | None, target: str | None) -> tuple[str, str]:

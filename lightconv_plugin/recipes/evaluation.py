@@ -28,7 +28,7 @@ from lightconv_plugin.scoring.measuring import (
     Languages,
     Measuring,
     Scored,
-    check_not_raw,
+    check_binarised,
     languages_of,
     score,
     stem_of,
@@ -212,7 +212,7 @@ def pieces_ending_in(end: str, data: Path, subset: str) -> int:
 
 def check_data(data: Path, subset: str) -> None:
     """Raise InputError if a language model's data folder lacks the dictionary or the subset."""
-    check_not_raw(data, subset)
+    check_binarised(data, subset)
     for path, what in ((data / "dict.txt", "a dictionary"), (data / f"{subset}.idx", "a subset")):
         if not path.is_file():
             raise InputError(f"{path} is missing: expected a folder of binarised data for language models, with {what}")

@@ -200,13 +200,19 @@ def with_facts(scored: Scored, facts: Mapping[str, float | str | None]) -> Score
     )
 
 
-def check_not_raw(data: Path, subset: str) -> None:
-    """Raise InputError if a folder has a subset only as the raw text of fairseq-preprocess --dataset-impl raw."""
+def check_binarised(data: Path, subset: str) -> None:
+    """Raise InputError if a folder has a subset only as raw text (--dataset-impl raw), or in its data-bin.
+
+    A folder with neither passes.
+    """
     raw = re.compile(re.escape(subset) + r"\.([^.-]+)-([^.-]+)(\.(\1|\2))?")  # of one language: train.None-None
     names = [path.name for path in data.glob("*")]
     binary = any(name.startswith(f"{subset}.") and name.endswith(".idx") for name in names)
     if not binary and any(map(raw.fullmatch, names)):
         raise InputError(f"{data} has {subset} as raw text: make binary data without --dataset-impl raw")
+    inner = data / "data-bin"
+    if not binary and next(inner.glob(f"{subset}.*"), None):
+        raise InputError(f"{data} has its binarised data in a folder of its own: name {inner}")
 
 
 def languages_of(
@@ -228,7 +234,7 @@ def languages_of(
         if match := re.fullmatch(r"(.+)\.([^.-]+)-([^.-]+)\.[^.]+\.idx", path.name):
             directions.setdefault(match[1], set()).add((match[2], match[3]))
     if subset not in directions:
-        check_not_raw(data, subset)
+        check_binarised(data, subset)
         if (data / f"{subset}.idx").is_file():
             raise InputError(
                 f"{data} has {subset} as text of a language model, without pairs of sentences: lightconv perplexity "

@@ -82,7 +82,8 @@ def test_data_that_is_named_goes_first(made, expected, tmp_path):
     path = toys.make_checkpoint(tmp_path / "m.pt", made[0], task={"data": "/no/such/data-bin"})
     refused(f"no dictionaries .* in /no/such/data-bin nor in {tmp_path}: .* `data`", path)
     assert texts(Translator(path, made[0], **SHORT)) == expected
-    refused(f"no dictionaries .* in {tmp_path}:", made[1], tmp_path)
+    refused(f"no dictionaries .* in {tmp_path}: give their folder", made[1], tmp_path)
+    refused(f"no dictionaries .* in {made[0].parent}: give {made[0]} as `data`", made[1], made[0].parent)
 
 
 def test_codes_and_tokenisers_that_are_named(made, expected):

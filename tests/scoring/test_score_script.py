@@ -268,3 +268,14 @@ def test_raw_text_is_not_called_a_missing_subset(tmp_path):
     (tmp_path / "train.None-None").write_text("a\n")
     with pytest.raises(InputError, match="has train as raw text"):  # of a language model
         check_data(tmp_path, "train")
+
+
+def test_the_folder_around_the_binarised_data(tmp_path):
+    inner = tmp_path / "data-bin"
+    inner.mkdir()
+    with pytest.raises(InputError, match="has no subset test; it has none"):
+        languages_of(tmp_path, "test")
+    (inner / "test.de-en.de.idx").touch()
+    for check in (languages_of, check_data):
+        with pytest.raises(InputError, match=f"{tmp_path} has its binarised data in a folder of its own: name {inner}"):
+            check(tmp_path, "test")

@@ -37,7 +37,7 @@ from lightconv_plugin.recipes.reproduce.training import identity
 from lightconv_plugin.recipes.steps import Steps, shorten
 from lightconv_plugin.recipes.training.child import Child, TrainingFailed, run_together
 from lightconv_plugin.recipes.tuning import check_not_own, tune
-from lightconv_plugin.scoring.measuring import Languages, check_not_raw, languages_of
+from lightconv_plugin.scoring.measuring import Languages, check_binarised, languages_of
 from lightconv_plugin.scoring.perplexity import split_context_window
 
 
@@ -137,7 +137,7 @@ class Reproduction:
                 hint = " (options of lightconv prepare: in `prepare_options`)" if "--" in str(error) else ""
                 raise InputError(f"{error}{hint}") from error
         if not list(self.job.data.glob("train.*.idx")) + list(self.job.data.glob("train.idx")):
-            check_not_raw(self.job.data, "train")
+            check_binarised(self.job.data, "train")
             hint = "run lightconv prepare first, or leave out `no_prepare`"
             if self.job.prepare is not None:  # it prepares what the text was distilled from
                 hint = f"the comment in {self.job.config} says how it is made"

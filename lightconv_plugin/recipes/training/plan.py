@@ -31,7 +31,7 @@ from lightconv_plugin.recipes.training.overrides import (
     replaced,
     setting,
 )
-from lightconv_plugin.scoring.measuring import check_not_raw
+from lightconv_plugin.scoring.measuring import check_binarised
 
 # fairseq's groups. hydra takes a file with such a name for that group and rejects all other groups in it.
 GROUPS = (
@@ -116,7 +116,7 @@ def plan(
         if not data.is_dir():
             raise ValueError(f"no folder {data} with binarised data: prepare it first, or give task.data=DATA-BIN")
         if not any("raw" in str(setting(config, given, f"{group}.dataset_impl")) for group in ("task", "dataset")):
-            check_not_raw(data, subset)
+            check_binarised(data, subset)
         check_data(data)
     result += for_hydra(config, [f"task.data={quote(':'.join(map(str, folders)))}"])
     result.append(f"checkpoint.save_dir={quote(save_dir)}")
