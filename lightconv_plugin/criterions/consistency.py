@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
+from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import torch
@@ -15,9 +16,13 @@ import torch.nn.functional as F
 from fairseq.criterions.label_smoothed_cross_entropy import LabelSmoothedCrossEntropyCriterion
 from fairseq.logging import metrics
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from lightconv_plugin.compat.criterions import plain_logits
 from lightconv_plugin.errors import InputError
+
+# Numbers of a block, whose copies in float32 should stay in a core's cache, or be few on a GPU.
+_BLOCK = {"cpu": 2**17, "cuda": 2**25}
 
 
 class ConsistencyCriterion(LabelSmoothedCrossEntropyCriterion):
@@ -30,11 +35,13 @@ class ConsistencyCriterion(LabelSmoothedCrossEntropyCriterion):
         alpha: the weight of the divergence.
         reads_output_alone: models need not compute attention weights for it.
         logged_as: the divergence's name in the log. Like the loss, it is logged in bits per token (or per sentence).
+        symmetric: whether the divergence is the mean of both directions, or KL(first ‖ second).
     """
 
     alpha: float
     reads_output_alone = True
     logged_as: ClassVar[str]
+    symmetric: ClassVar[bool]
 
     @abstractmethod
     def passes(self, model: Any, net_input: dict[str, Any]) -> Any:
@@ -43,11 +50,6 @@ class ConsistencyCriterion(LabelSmoothedCrossEntropyCriterion):
     @abstractmethod
     def scored(self, output: Any, sample: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         """The part of the output that has a cross-entropy, and a sample with the targets of this part."""
-
-    @staticmethod
-    @abstractmethod
-    def divergence(first: Tensor, second: Tensor) -> Tensor:
-        """Log-probabilities (…, V) of both passes → their divergence (…)."""
 
     def forward(self, model: Any, sample: dict[str, Any], reduce: bool = True) -> tuple[Tensor, Any, dict[str, Any]]:
         """The loss, the sample size that divides its gradient, and what is logged; as in fairseq's criterions."""
@@ -74,9 +76,13 @@ class ConsistencyCriterion(LabelSmoothedCrossEntropyCriterion):
 
     def _divergence_of_tokens(self, model: Any, output: Any, sample: dict[str, Any]) -> Tensor:
         """(tokens, 1), like unreduced losses; 0 for padding."""
-        first, second = log_probabilities(model, output)[:, self.ignore_prefix_size :].chunk(2)
+        logits = plain_logits(model, output)
+        if logits is None:  # log-probabilities are logits, too
+            logits = model.get_normalized_probs(output, log_probs=True)
+        first, second = logits[:, self.ignore_prefix_size :].chunk(2)
         padding = sample["target"][:, self.ignore_prefix_size :].eq(self.padding_idx)
-        return self.divergence(first, second).masked_fill(padding, 0).reshape(-1, 1)
+        divergence: Tensor = Divergence.apply(first, second, self.symmetric)  # type: ignore[no-untyped-call]
+        return divergence.masked_fill(padding, 0).reshape(-1, 1)
 
     @classmethod
     def reduce_metrics(cls, logging_outputs: list[dict[str, Any]]) -> None:
@@ -102,9 +108,53 @@ def twice(net_input: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def log_probabilities(model: Any, output: Any) -> Tensor:
-    """(B,T,V), in float32, or float64 for logits of that type."""
-    logits = plain_logits(model, output)
-    if logits is None:
-        return model.get_normalized_probs(output, log_probs=True)
-    return F.log_softmax(logits, -1, dtype=torch.promote_types(logits.dtype, torch.float32))
+class Divergence(torch.autograd.Function):
+    """KL(p ‖ q), or with `symmetric` (KL(p ‖ q) + KL(q ‖ p)) / 2, of p = softmax(first) and q = softmax(second).
+
+    Logits (…,V) twice → (…), in float32, or float64 for logits of that type. It is computed in blocks, and again for
+    the gradients: the probabilities of a batch, in float32, would be several times as large as its logits.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, first: Tensor, second: Tensor, symmetric: bool) -> Tensor:
+        ctx.save_for_backward(first, second)
+        ctx.symmetric = symmetric
+        found = first.new_empty(first.shape[:-1], dtype=torch.promote_types(first.dtype, torch.float32))
+        for a, b, out in _blocks(first, second, found.unsqueeze(-1)):
+            log_p, log_q, ratio = _logs(a, b, found.dtype)
+            weights = log_p.exp_()
+            if symmetric:
+                weights = weights.sub_(log_q.exp_()).div_(2)
+            torch.sum(weights.mul_(ratio), -1, keepdim=True, out=out)
+        return found
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator, unused-ignore]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
+        first, second = ctx.saved_tensors
+        of_first, of_second = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (first, second))
+        for a, b, outer, to_a, to_b in _blocks(first, second, gradient.unsqueeze(-1), of_first, of_second):
+            log_p, log_q, ratio = _logs(a, b, gradient.dtype)
+            p, q = log_p.exp_(), log_q.exp_()
+            mean = (p * ratio).sum(-1, keepdim=True)
+            if ctx.symmetric:
+                mean_q = (q * ratio).sum(-1, keepdim=True)
+                to_a.copy_((ratio - (mean - 1)).mul_(p).sub_(q).mul_(outer / 2))
+                to_b.copy_((mean_q + 1 - ratio).mul_(q).sub_(p).mul_(outer / 2))
+            else:
+                to_a.copy_((ratio - mean).mul_(p).mul_(outer))
+                to_b.copy_(q.sub_(p).mul_(outer))
+        return of_first, of_second, None
+
+
+def _logs(first: Tensor, second: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """log p, log q, and their difference."""
+    log_p, log_q = (F.log_softmax(logits, -1, dtype=dtype) for logits in (first, second))
+    return log_p, log_q, log_p - log_q
+
+
+def _blocks(first: Tensor, *others: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Rows (R,V) of tensors (…,V), or (…,1), that belong together."""
+    cores = torch.get_num_threads() if first.device.type == "cpu" else 1
+    rows = max(1, _BLOCK.get(first.device.type, _BLOCK["cuda"]) * cores // first.shape[-1])
+    return zip(*(tensor.flatten(0, -2).split(rows) for tensor in (first, *others)), strict=True)

@@ -5,7 +5,6 @@ from typing import Any
 
 import torch
 from fairseq.criterions.label_smoothed_cross_entropy import LabelSmoothedCrossEntropyCriterionConfig
-from torch import Tensor
 
 from lightconv_plugin.criterions.consistency import ConsistencyCriterion, checked_weight
 
@@ -31,6 +30,7 @@ class RDropCriterion(ConsistencyCriterion):
     """
 
     logged_as = "rdrop_kl_loss"
+    symmetric = True
 
     def __init__(
         self,
@@ -49,10 +49,6 @@ class RDropCriterion(ConsistencyCriterion):
 
     def scored(self, output: Any, sample: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         return output, {**sample, "target": torch.cat([sample["target"]] * 2)}
-
-    @staticmethod
-    def divergence(first: Tensor, second: Tensor) -> Tensor:
-        return ((first.exp() - second.exp()) * (first - second)).sum(-1) / 2
 
 
 # The name of fairseq's class, which a checkpoint has: a training that was begun with that one can be resumed.

@@ -41,6 +41,7 @@ class SimCutCriterion(ConsistencyCriterion):
     """
 
     logged_as = "simcut_kl_loss"
+    symmetric = False
 
     def __init__(
         self,
@@ -65,10 +66,6 @@ class SimCutCriterion(ConsistencyCriterion):
     def scored(self, output: Any, sample: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         logits, *rest = output
         return (logits[: len(sample["target"])], *rest), sample
-
-    @staticmethod
-    def divergence(first: Tensor, second: Tensor) -> Tensor:
-        return (first.exp() * (first - second)).sum(-1)
 
 
 @contextlib.contextmanager

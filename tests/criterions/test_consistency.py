@@ -17,7 +17,8 @@ from fairseq.modules import FairseqDropout
 
 from benchmarks import systems
 from benchmarks.launches import Counter
-from lightconv_plugin.criterions import RDROP, SIMCUT, RDropCriterion, SimCutCriterion
+from lightconv_plugin.criterions import RDROP, SIMCUT, RDropCriterion, SimCutCriterion, consistency
+from lightconv_plugin.criterions.consistency import Divergence
 from lightconv_plugin.criterions.simcut import second_half_cut
 from lightconv_plugin.errors import InputError
 from lightconv_plugin.mixers import MIXERS
@@ -232,15 +233,56 @@ def test_other_probabilities(monkeypatch, name):
         return F.log_softmax(output[0] / 2, -1)
 
     monkeypatch.setattr(type(model.decoder), "get_normalized_probs", flatter, raising=False)
-    loss_of, found = criterion(name, p=0.3), []
-    monkeypatch.setattr(
-        loss_of, "divergence", lambda *probabilities: found.extend(probabilities) or 0 * found[0].sum(-1)
-    )
-    loss, *_ = loss_of(model, sample())
-    first, second = found
+    outputs: list[Tensor] = []
+    model.register_forward_hook(lambda module, arguments, output: outputs.append(output[0]))
+    loss, *_ = criterion(name, 3.0)(model, sample())
+    first, second = F.log_softmax(outputs[0] / 2, -1).chunk(2)
     target = sample()["target"]
-    expected = smoothed(first, target, 0.1) + (smoothed(second, target, 0.1) if name == "rdrop" else 0)
+    expected = smoothed(first, target, 0.1) + 3 * kl(first, second, target)
+    if name == "rdrop":
+        back = kl(second, first, target) - kl(first, second, target)
+        expected += smoothed(second, target, 0.1) + 3 / 2 * back
     torch.testing.assert_close(loss, expected)
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("block", [1, 100, 2**17])
+def test_the_divergence_in_blocks(monkeypatch, symmetric, dtype, block):
+    """Its values and gradients are torch's in float64, of views whose rows do not follow one another."""
+    monkeypatch.setitem(consistency._BLOCK, "cpu", block)
+    torch.manual_seed(5)
+    logits = (3 * torch.randn(6, 5, 17)).to(dtype).requires_grad_()
+    weights = torch.randn(3, 4).to(torch.promote_types(dtype, torch.float32))
+    found = Divergence.apply(*logits[:, 1:].chunk(2), symmetric)
+    assert found.dtype == weights.dtype
+    (found * weights).sum().backward()
+    exact = logits.detach().double().requires_grad_()
+    first, second = exact.log_softmax(-1)[:, 1:].chunk(2)
+    expected = F.kl_div(second, first, log_target=True, reduction="none").sum(-1)
+    if symmetric:
+        expected = (expected + F.kl_div(first, second, log_target=True, reduction="none").sum(-1)) / 2
+    (expected * weights.double()).sum().backward()
+    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-6)
+    assert logits.grad.dtype == dtype
+    torch.testing.assert_close(logits.grad, exact.grad.to(dtype), rtol=1e-2 if dtype.itemsize == 2 else 1e-4, atol=1e-5)
+
+
+@BOTH
+@pytest.mark.skipif(backends.backend("cpu") != "cpu", reason="there are no native kernels here")
+def test_only_the_logits_are_kept_for_the_gradients(name):
+    """Both parts of the loss keep the same tensor: probabilities in float32 would be several times as large."""
+    model, given = build(dropout=0.1).to(torch.bfloat16).train(), sample()
+    words, tokens, kept = len(task().target_dictionary), given["target"].numel(), {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        if tensor.shape[-1:] == (words,) and tensor.numel() >= tokens * words:
+            kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        criterion(name)(model, given)[0].backward()
+    assert list(kept.values()) == [2 * tokens * words * torch.bfloat16.itemsize]
 
 
 @BOTH
