@@ -10,7 +10,7 @@ import errno
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-from lightconv_plugin.errors import InputError
+from lightconv_plugin.errors import InputError, VariableError
 from lightconv_plugin.recipes.training.overrides import OPEN
 
 MEMORY = ("out of memory", "can't allocate memory", "cannot allocate memory")
@@ -149,11 +149,11 @@ def _unknown_option(error: BaseException | None) -> str:
 
 
 def is_certain(error: BaseException) -> bool:
-    """Whether every start ends with this error: it is in the configuration, or in what the configuration names."""
+    """Whether every start ends with this error: it is in the configuration, in what that names, or in a variable."""
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
-    wrong = (ConfigError, OmegaConfBaseException, HydraException)
+    wrong = (ConfigError, OmegaConfBaseException, HydraException, VariableError)
     return isinstance(error, wrong) or isinstance(error.__cause__, wrong) or _is_plain(str(error))
 
 
