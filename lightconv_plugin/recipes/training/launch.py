@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
+from lightconv_plugin.files import locked
 from lightconv_plugin.processes import module_command
 from lightconv_plugin.recipes.training.plan import Plan
 from lightconv_plugin.recipes.training.worker import GAVE_UP, log_to, say
@@ -237,7 +238,8 @@ def launch(job: LaunchJob) -> int:
         watching = threading.Thread(target=watch, args=arguments, daemon=True)
         watching.start()
     try:
-        with folder:
+        # systemd-tmpfiles removes what nobody has read for ten days, but not from a folder that is locked.
+        with folder, locked(Path(folder.name)):
             status, message = run_torchrun(job, Path(folder.name, "starts"))
     finally:
         over.set()

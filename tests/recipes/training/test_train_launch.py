@@ -4,6 +4,7 @@ And what else its processes do before they train, and when they are done.
 """
 
 import contextlib
+import fcntl
 import multiprocessing
 import os
 import signal
@@ -197,6 +198,18 @@ def test_a_log_that_could_not_be_written_is_named(monkeypatch, capfd):
     assert out == "loss\n"
     said = "standard output or the log /dev/full lacks lines, see above: tee ended with status 1"
     assert f"lightconv train: warning: {said}\n" in err
+
+
+def test_what_a_restart_needs_is_kept_from_the_cleaning_of_old_temporary_files(monkeypatch, tmp_path):
+    """systemd-tmpfiles takes the lock of a folder before it removes what is old in it."""
+
+    def torchrun(job, starts):
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(os.open(starts.parent, os.O_RDONLY), fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return 0, ""
+
+    monkeypatch.setattr(launching, "run_torchrun", torchrun)
+    assert launching.launch(LaunchJob(Path("a.yaml"), None, tmp_path / "log", 1, 0, "", 0, 60)) == 0
 
 
 def test_a_host_that_never_comes_is_torchruns_matter():
