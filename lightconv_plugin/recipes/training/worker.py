@@ -10,6 +10,7 @@ a process waits for the others.
 from __future__ import annotations
 
 import atexit
+import copy
 import ctypes
 import logging
 import os
@@ -110,19 +111,23 @@ def limit_waiting(timeout: int) -> None:
         setattr(dist, name, partial(getattr(dist, name), timeout=timedelta(seconds=timeout)))
 
 
-def resume_own(checkpoint: Any) -> None:
-    """Make a training that has written a checkpoint resume from it, not start again from another restore_file.
+def resume_own(checkpoint: Any) -> Any:
+    """What fairseq is to load a checkpoint by, so that a training that has written one resumes from it, and does not
+    start again from another restore_file.
 
-    checkpoint: fairseq's CheckpointConfig, changed in place. Its reset_… options are for the other checkpoint.
+    checkpoint: fairseq's CheckpointConfig. It stays as it is, for the checkpoints to tell where the training began. Its
+    reset_… options are for the other checkpoint.
     """
     own = Path(checkpoint.save_dir, "checkpoint_last.pt")
     if checkpoint.restore_file == own.name or not own.is_file():
-        return
+        return checkpoint
     if os.environ.get("RANK", "0") == "0":
         say(f"resuming from {own}, not from checkpoint.restore_file={checkpoint.restore_file}")
-    checkpoint.restore_file = own.name
+    changed = copy.deepcopy(checkpoint)  # a shallow copy of OmegaConf's shares the values
+    changed.restore_file = own.name
     for name in ("optimizer", "lr_scheduler", "meters", "dataloader"):
-        setattr(checkpoint, f"reset_{name}", False)
+        setattr(changed, f"reset_{name}", False)
+    return changed
 
 
 def resume_own_first() -> None:
@@ -132,8 +137,7 @@ def resume_own_first() -> None:
     original = checkpoint_utils.load_checkpoint
 
     def load_checkpoint(cfg: Any, *args: Any, **kwargs: Any) -> Any:
-        resume_own(cfg)
-        return original(cfg, *args, **kwargs)
+        return original(resume_own(cfg), *args, **kwargs)
 
     checkpoint_utils.load_checkpoint = load_checkpoint
 
