@@ -87,17 +87,25 @@ def plan(
     if not seeds or len(set(seeds)) < len(seeds) or min(seeds) < 0:
         raise InputError(f"`seeds` must be different numbers from 0, got {' '.join(map(str, seeds)) or 'none'}")
     content = load_yaml(path)
-    flat = flatten(content) if isinstance(content, dict) else {}
+    if not isinstance(content, dict):
+        raise InputError(f"{path} must hold groups of options, as those in configs/ do, got: {type(content).__name__}")
+    flat = flatten(content)
     overrides = expanded(content, overrides)
     given = dict(split_override(item) for item in overrides)
     for key, instead in (("checkpoint.save_dir", "runs"), ("common.seed", "seeds")):
         if key in given:
             raise InputError(f"{key} cannot be overridden here: use `{instead}`")
+    chosen = {**flat, **given}
+    for key in ("checkpoint.no_save", "checkpoint.no_last_checkpoints"):
+        if chosen.get(key):
+            raise InputError(f"{key} is true: whether a training is finished is read from its checkpoint_last.pt")
     most = max(protocol.tune.average)
-    by_updates = {**flat, **given}.get("checkpoint.no_epoch_checkpoints")  # otherwise those of epochs are averaged
+    by_updates = chosen.get("checkpoint.no_epoch_checkpoints")  # otherwise those of epochs are averaged
     key = "checkpoint.keep_interval_updates" if by_updates else "checkpoint.keep_last_epochs"
     if isinstance(number := given.get(key), int) and 0 < number < most:
         raise InputError(f"{key}={number} keeps too few checkpoints: {protocol.path} averages up to {most} of them")
+    if by_updates and not chosen.get("checkpoint.save_interval_updates"):
+        raise InputError("checkpoint.no_epoch_checkpoints needs checkpoint.save_interval_updates: nothing to average")
     for key in ("checkpoint.save_dir", "task.data"):
         if not isinstance(flat.get(key), str):
             raise InputError(f"{path} has no {key}")

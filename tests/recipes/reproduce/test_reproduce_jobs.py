@@ -135,6 +135,13 @@ def test_a_job_of_a_checkout(monkeypatch):
             {"runs": Path("x")},
             "checkpoint.keep_interval_updates=4 keeps too few checkpoints: ",
         ),
+        (
+            ["checkpoint.no_epoch_checkpoints=true"],
+            {"runs": Path("x")},
+            "checkpoint.no_epoch_checkpoints needs checkpoint.save_interval_updates: nothing to average",
+        ),
+        (["checkpoint.no_save=true"], {}, "checkpoint.no_save is true: whether a training is finished is read from"),
+        (["+checkpoint.no_last_checkpoints=true"], {}, "checkpoint.no_last_checkpoints is true: whether a training"),
         (["task.data=/x/data-bin"], {}, "task.data=/x/data-bin changes what is computed: `runs` must name a folder"),
         ([], {"prepare_options": "--data x --bpe 9"}, "`prepare_options` '--bpe 9' changes what is computed: `runs`"),
         (["common.seed=3"], {}, "common.seed cannot be overridden here: use `seeds`"),
@@ -211,6 +218,9 @@ def test_a_configuration_without_a_protocol_or_out_of_it(tmp_path):
     (folder / "other.yaml").write_text("a: 1\n")
     with pytest.raises(InputError, match="systems has no other; there are: dynamicconv"):
         plan(folder / "other.yaml", (1,))
+    (folder / "dynamicconv.yaml").write_text("")
+    with pytest.raises(InputError, match=r"dynamicconv\.yaml must hold groups of options, .* got: NoneType"):
+        job(folder)
     (folder / "protocol.yaml").unlink()
     with pytest.raises(InputError, match=r"cannot read .*protocol\.yaml"):
         job(folder)
