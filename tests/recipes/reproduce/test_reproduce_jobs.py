@@ -171,6 +171,20 @@ def test_a_job_that_cannot_be_done(tmp_path, overrides, options, message):
     assert message in str(error.value)
 
 
+@pytest.mark.parametrize("override", ["optimization.update_freq=[3]", "dataset.batch_size=64"])
+def test_a_batch_of_each_process_needs_one_process(override, tmp_path, monkeypatch):
+    """Or else the row of another number of GPUs, with other updates, would have the same settings."""
+    folder = task(tmp_path / "task")
+    for gpus, *others in ((0,), (1,), (2, "common.cpu=true")):
+        monkeypatch.setattr("lightconv_plugin.recipes.reproduce.job.count_gpus", lambda gpus=gpus: gpus)
+        assert job(folder, override, *others, runs=Path("x")).changing
+    assert job(folder, "dataset.max_tokens=2000", runs=Path("x")).changing == ()
+    key, _, value = override.partition("=")
+    with pytest.raises(InputError) as error:
+        job(folder, override, runs=Path("x"))
+    assert str(error.value).startswith(f"{key}={value} would be that of each of 2 GPUs")
+
+
 @pytest.mark.parametrize(
     "config, options, made, given",
     [
