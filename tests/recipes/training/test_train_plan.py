@@ -236,10 +236,11 @@ def test_raw_text_is_trained_on_if_that_is_asked_for(config, tmp_path):
         ({}, [], 3, 4, 3, False),
         ({}, [], 2, 0, 2, True),
         ({}, ["common.cpu=true"], 0, 4, 1, True),
+        ({}, ["common.cpu=1"], 0, 4, 1, True),
         ({"common": {"cpu": True}}, [], 8, 4, 8, True),
         ({"common": {"cpu": True}}, ["common.cpu=false"], 0, 4, 4, False),
     ],
-    ids=["cpu", "gpus", "some-gpus", "gloo", "cpu-beside-gpus", "gloo-beside-gpus", "gpus-after-all"],
+    ids=["cpu", "gpus", "some-gpus", "gloo", "cpu-beside-gpus", "cpu-by-1", "gloo-beside-gpus", "gpus-after-all"],
 )
 def test_processes(config, overrides, asked, gpus, expected, on_cpu):
     assert count_processes(config, overrides, asked, lambda: gpus) == (expected, on_cpu)
