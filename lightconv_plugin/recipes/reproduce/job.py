@@ -113,6 +113,8 @@ def plan(
     for key in ("checkpoint.save_dir", "task.data"):
         if not isinstance(flat.get(key), str):
             raise InputError(f"{path} has no {key}")
+    if not given.get("task.data", "."):
+        raise InputError("task.data must name a folder, got: nothing")
     changes, usual = changing(content, overrides), workspace() / flat["task.data"]
     data = Path(str(given["task.data"])) if "task.data" in given else usual
     if data.resolve() != usual.resolve() and protocol.task != SMOKE:

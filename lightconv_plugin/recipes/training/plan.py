@@ -97,12 +97,10 @@ def plan(
     result = []
 
     def value_of(key: str) -> tuple[Path, str]:
-        if key in given:
-            return cwd, given[key].strip("'\"")
-        value = get(config, key)
-        if not isinstance(value, str):
+        base, value = (cwd, given[key].strip("'\"")) if key in given else (root, get(config, key))
+        if not isinstance(value, str) or value in ("", "null"):  # the working directory is .
             raise ValueError(f"the configuration has no {key}: add it, or give {key}=PATH")
-        return root, value
+        return base, value
 
     base, places = value_of("task.data")
     folders = [(base / place).resolve() for place in places.split(":")]  # fairseq uses several in turn, by epoch

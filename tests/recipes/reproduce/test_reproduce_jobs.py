@@ -142,6 +142,7 @@ def test_a_job_of_a_checkout(monkeypatch):
         ),
         (["checkpoint.no_save=true"], {}, "checkpoint.no_save is true: whether a training is finished is read from"),
         (["+checkpoint.no_last_checkpoints=true"], {}, "checkpoint.no_last_checkpoints is true: whether a training"),
+        (["task.data="], {"runs": Path("x")}, "task.data must name a folder, got: nothing"),
         (["task.data=/x/data-bin"], {}, "task.data=/x/data-bin changes what is computed: `runs` must name a folder"),
         ([], {"prepare_options": "--data x --bpe 9"}, "`prepare_options` '--bpe 9' changes what is computed: `runs`"),
         (["common.seed=3"], {}, "common.seed cannot be overridden here: use `seeds`"),
