@@ -45,6 +45,8 @@ def check_parts(config: Any) -> None:
     for group, option, least in (("common", "log_interval", 1), ("common", "seed", 0), ("dataset", "num_workers", 0)):
         if (value := getattr(getattr(config, group), option)) < least:
             raise ConfigError(f"{group}.{option} must be at least {least}, got {value}")
+    if config.common.seed >= 1 << 32:  # NumPy's limit
+        raise ConfigError(f"common.seed must be below {1 << 32}, got {config.common.seed}")
     smoothing = getattr(config.criterion, "label_smoothing", 0.0)
     if not 0 <= smoothing < 1:
         raise ConfigError(f"criterion.label_smoothing must be in 0 … 1, but not 1, got {smoothing}")
