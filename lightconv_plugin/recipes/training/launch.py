@@ -63,6 +63,7 @@ def hydra_config(config: Path, folder: Path) -> Path:
 def torchrun_arguments(job: LaunchJob, starts: Path) -> list[str]:
     """The command line of torchrun; for `starts`, in a temporary folder, see worker.py."""
     settings = [f"--nproc-per-node={job.plan.processes}", f"--max-restarts={job.max_restarts}"]
+    settings.append(f"--log-dir={starts.parent}")  # otherwise torchrun makes a temporary folder, which stays
     host = job.rendezvous.rpartition(":")[0]
     if job.nodes == 1:
         settings.append("--standalone")
