@@ -26,6 +26,10 @@ class VariableError(InputError, ValueError):
     """A variable of the environment has a value that is not allowed; the message names both."""
 
 
+class BackendError(VariableError, RuntimeError):
+    """LIGHTCONV_BACKEND asks for a backend that is not available, or not for this device; the message says why."""
+
+
 class UnsupportedModelError(InputError, ValueError):
     """A model, or a part of it, that cannot be run without fairseq; the message says which."""
 

@@ -92,10 +92,11 @@ def check_writable(path: Path) -> None:
 
 
 def check_folder(path: Path) -> None:
-    """Raise InputError if no folder can be at `path`, because this place, or one above it, is a file."""
+    """Raise InputError if no folder can be at `path`: this place, or one above it, is a file or a broken link."""
     for place in (path, *path.parents):
         if os.path.lexists(place) and not place.is_dir():
-            raise InputError(f"{place} is a file: name a folder")
+            kind = "a file" if place.exists() else f"a link to {os.readlink(place)}, which does not exist"
+            raise InputError(f"{place} is {kind}: name a folder")
 
 
 @contextlib.contextmanager

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from lightconv_plugin.arguments import natural, positive
 from lightconv_plugin.cli.interruptible import interruptible
+from lightconv_plugin.recipes.data.options import folder_as_typed
 
 DESCRIPTION = """\
 Prepares a corpus, trains a DynamicConv and a Transformer, averages checkpoints, translates the test set by beam search
@@ -40,6 +41,6 @@ def add_parser(commands) -> None:
     parser.add_argument(
         "--seed", type=natural, default=1, metavar="N", help="seed of the grammar and the trainings (default: 1)"
     )
-    parser.add_argument("--work", type=Path, metavar="DIR", help="the work folder (default: runs/demo/NAME)")
+    parser.add_argument("--work", type=folder_as_typed, metavar="DIR", help="the work folder (default: runs/demo/NAME)")
     parser.add_argument("--src", metavar="XX", help="source language, if the file names do not determine it")
     parser.add_argument("--tgt", metavar="YY", help="target language")

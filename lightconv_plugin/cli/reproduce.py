@@ -6,6 +6,7 @@ from pathlib import Path
 from lightconv_plugin.cli.interruptible import interruptible
 from lightconv_plugin.errors import InputError
 from lightconv_plugin.paths import configs_dir
+from lightconv_plugin.recipes.data.options import folder_as_typed
 
 DESCRIPTION = """\
 Prepares the data, trains the configuration with each seed, chooses the number of averaged checkpoints and the length
@@ -124,10 +125,11 @@ def add_parser(commands) -> None:
     parser.add_argument("config", nargs="?", metavar="CONFIG", help=argparse.SUPPRESS)
     parser.add_argument("--seeds", nargs="+", type=int, metavar="N", help="seeds, with one training each")
     parser.add_argument(
-        "--runs", type=Path, metavar="DIR", help="put trainings into DIR/TASK/SYSTEM instead of checkpoint.save_dir"
-    )
+        "--runs", type=folder_as_typed, metavar="DIR",
+        help="put trainings into DIR/TASK/SYSTEM instead of checkpoint.save_dir",
+    )  # fmt: skip
     parser.add_argument(
-        "--results", type=Path, metavar="DIR",
+        "--results", type=folder_as_typed, metavar="DIR",
         help="put the row into DIR/TASK/SYSTEM.json and the table into DIR/RESULTS.md",
     )  # fmt: skip
     parser.add_argument("--no-prepare", action="store_true", help="use the data without preparing it")

@@ -28,7 +28,7 @@ from pathlib import Path
 import torch
 
 from lightconv_plugin import allocator
-from lightconv_plugin.errors import VariableError
+from lightconv_plugin.errors import BackendError, VariableError
 from lightconv_plugin.ops import artifacts, compilation
 from lightconv_plugin.ops.artifacts import NativeError
 
@@ -74,7 +74,7 @@ def backend(device_type: str) -> str:
 
     Raises:
         VariableError: LIGHTCONV_BACKEND has an unknown value.
-        RuntimeError: LIGHTCONV_BACKEND asks for a backend that is not available, or not for this device.
+        BackendError: it asks for a backend that is not available, or not for this device.
     """
     return decision(device_type).backend
 
@@ -83,7 +83,7 @@ def decision(device_type: str) -> Decision:
     """Like `backend`, with the reason."""
     forced = _forced()
     if forced in artifacts.KINDS and forced != device_type:
-        raise RuntimeError(
+        raise BackendError(
             f"LIGHTCONV_BACKEND={forced}: these kernels are for {forced} tensors, got tensors on {device_type}"
         )
     if (decided := _decided.get(device_type)) is None:
@@ -91,7 +91,7 @@ def decision(device_type: str) -> Decision:
             if (decided := _decided.get(device_type)) is None:
                 decided = _decided[device_type] = _decide(device_type, forced)
     if forced in artifacts.KINDS and decided.backend != forced:
-        raise RuntimeError(f"LIGHTCONV_BACKEND={forced}: {decided.reason}") from decided.error
+        raise BackendError(f"LIGHTCONV_BACKEND={forced}: {decided.reason}") from decided.error
     return decided
 
 

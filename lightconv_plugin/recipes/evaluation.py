@@ -58,6 +58,8 @@ def check_options(options: Sequence[str], own: Sequence[str] = OWN, command: str
             raise InputError(f"{name} is set by this command: remove it from the options of {command}")
         if name == "--score-reference":
             raise InputError(f"{name} translates nothing: the BLEU of the references with themselves is 100")
+        if name == "--num-shards":
+            raise InputError(f"{name} takes a part of the subset alone: remove it from the options of {command}")
 
 
 def languages_in(options: Sequence[str]) -> Languages:

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from lightconv_plugin import ops
+from lightconv_plugin.errors import InputError
 from lightconv_plugin.ops import artifacts, backends, compilation, instructions, reference, registration
 
 from .conftest import by_reference
@@ -267,7 +268,7 @@ def test_a_forced_backend_that_cannot_be_built_is_an_error(broken, monkeypatch, 
     monkeypatch.setenv("LIGHTCONV_BACKEND", "cpu")
     caplog.set_level(logging.WARNING)  # a program without a log of its own
     for _ in range(2):
-        with pytest.raises(RuntimeError, match=r"LIGHTCONV_BACKEND=cpu: the CPU kernels cannot be used: .*; log: "):
+        with pytest.raises(InputError, match=r"LIGHTCONV_BACKEND=cpu: the CPU kernels cannot be used: .*; log: "):
             backends.backend("cpu")
     assert capsys.readouterr().err.count("compiling the CPU kernels") == 1
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
@@ -277,7 +278,7 @@ def test_a_forced_backend_that_cannot_be_built_is_an_error(broken, monkeypatch, 
 def test_a_forced_backend_serves_no_other_device(forced, device, plain, monkeypatch):
     monkeypatch.setenv("LIGHTCONV_BACKEND", forced)
     said = f"LIGHTCONV_BACKEND={forced}: these kernels are for {forced} tensors, got tensors on {device}"
-    with pytest.raises(RuntimeError, match=said):
+    with pytest.raises(InputError, match=said):  # which a command shows in one line
         backends.backend(device)
     assert not plain.cache.exists()
     # A device whose backend was chosen before.

@@ -18,8 +18,8 @@ import yaml
 
 from lightconv_plugin.cli import main
 from lightconv_plugin.downloads.archives import read_members, unpack, verify
-from lightconv_plugin.errors import CorpusError
-from lightconv_plugin.files import atomic_directory, atomic_write, locked
+from lightconv_plugin.errors import CorpusError, InputError
+from lightconv_plugin.files import atomic_directory, atomic_write, check_folder, locked
 from lightconv_plugin.recipes.steps import Steps
 from tests import ROOT
 from tests.checkpoints.fairseq_files import EPOCHS, make
@@ -328,6 +328,17 @@ def test_a_file_where_a_folder_is_to_be_is_named_at_once(command, tmp_path, refu
     said = refusal(*(word.format(file=tmp_path / "file", data=tmp_path / "data") for word in command))
     assert said.splitlines()[-1].endswith(f"error: {tmp_path / 'file'} is a file: name a folder")
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["data", "file"]
+
+
+def test_a_link_to_a_disk_that_is_not_there_is_no_file(tmp_path):
+    link = tmp_path / "runs"
+    link.symlink_to("/no/disk")
+    with pytest.raises(InputError, match=rf"^{link} is a link to /no/disk, which does not exist: name a folder$"):
+        check_folder(link / "mine")
+    (tmp_path / "disk").mkdir()
+    link.unlink()
+    link.symlink_to("disk")
+    check_folder(link / "mine")
 
 
 def test_text_with_names_that_are_not_utf8_is_written_as_json_reads_it(tmp_path):

@@ -181,6 +181,7 @@ def nothing(content):
         (nothing, ["optimization.update_freq=[2,0]"], "update_freq must be a list of whole numbers from 1, got [2, 0]"),
         (put("common", "log_interval", 0), [], "0: common.log_interval must be at least 1, got 0"),
         (nothing, ["common.seed=-1"], "0: common.seed must be at least 0, got -1"),
+        (nothing, ["common.seed=4294967296"], "0: common.seed must be below 4294967296, got 4294967296"),
         (consistency("rdrop", rdrop_alpha=-1.0), [], "--rdrop-alpha must be a number of at least 0, got -1.0"),
         (consistency("simcut", simcut_p=1.5), [], "--simcut-p must be a probability, 0 … 1, got 1.5"),
         (nothing, ["model.encoder_kernel_size_list=[3,5]"], "--encoder-kernel-size-list needs one entry"),

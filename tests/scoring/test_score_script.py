@@ -125,6 +125,7 @@ def test_the_search_is_named(options, search, evaluate, checkpoint):
         (["--results-path", "x"], "--results-path is set by this command"),
         (["--nbest=2"], "--nbest is set by this command"),
         (["--score-reference"], "--score-reference translates nothing"),
+        (["--num-shards=2"], "--num-shards takes a part of the subset alone: remove it from the options of fair"),
         (["--sampling"], "--sampling draws as many translations as --beam, of which one is scored: give --beam 1"),
         (["--sampling-topk", "3"], "in the options for fairseq-generate: --sampling-topk requires --sampling"),
         (["--sampling", "--beam", "1", "--match-source-len"], "in the options for fairseq-generate: Provided Search"),

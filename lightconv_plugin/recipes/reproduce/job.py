@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from lightconv_plugin.errors import InputError
 from lightconv_plugin.paths import beside, configs_dir, find_config, short, workspace
@@ -24,7 +25,9 @@ from lightconv_plugin.recipes.reproduce.protocol import (
 )
 from lightconv_plugin.recipes.reproduce.table import SMOKE, default_results, default_table
 from lightconv_plugin.recipes.steps import STAMPS
+from lightconv_plugin.recipes.training.batch import BATCH_SIZE
 from lightconv_plugin.recipes.training.overrides import expanded
+from lightconv_plugin.recipes.training.plan import count_gpus, count_processes
 from lightconv_plugin.scoring.measuring import Languages
 
 SMOKE_CONFIG, SMOKE_SEEDS = f"{SMOKE}/dynamicconv", (1, 2)
@@ -87,20 +90,31 @@ def plan(
     if not seeds or len(set(seeds)) < len(seeds) or min(seeds) < 0:
         raise InputError(f"`seeds` must be different numbers from 0, got {' '.join(map(str, seeds)) or 'none'}")
     content = load_yaml(path)
-    flat = flatten(content) if isinstance(content, dict) else {}
+    if not isinstance(content, dict):
+        raise InputError(f"{path} must hold groups of options, as those in configs/ do, got: {type(content).__name__}")
+    flat = flatten(content)
     overrides = expanded(content, overrides)
     given = dict(split_override(item) for item in overrides)
     for key, instead in (("checkpoint.save_dir", "runs"), ("common.seed", "seeds")):
         if key in given:
             raise InputError(f"{key} cannot be overridden here: use `{instead}`")
+    _check_batch(content, overrides, given)
+    chosen = {**flat, **given}
+    for key in ("checkpoint.no_save", "checkpoint.no_last_checkpoints"):
+        if chosen.get(key):
+            raise InputError(f"{key} is true: whether a training is finished is read from its checkpoint_last.pt")
     most = max(protocol.tune.average)
-    by_updates = {**flat, **given}.get("checkpoint.no_epoch_checkpoints")  # otherwise those of epochs are averaged
+    by_updates = chosen.get("checkpoint.no_epoch_checkpoints")  # otherwise those of epochs are averaged
     key = "checkpoint.keep_interval_updates" if by_updates else "checkpoint.keep_last_epochs"
     if isinstance(number := given.get(key), int) and 0 < number < most:
         raise InputError(f"{key}={number} keeps too few checkpoints: {protocol.path} averages up to {most} of them")
+    if by_updates and not chosen.get("checkpoint.save_interval_updates"):
+        raise InputError("checkpoint.no_epoch_checkpoints needs checkpoint.save_interval_updates: nothing to average")
     for key in ("checkpoint.save_dir", "task.data"):
         if not isinstance(flat.get(key), str):
             raise InputError(f"{path} has no {key}")
+    if not given.get("task.data", "."):
+        raise InputError("task.data must name a folder, got: nothing")
     changes, usual = changing(content, overrides), workspace() / flat["task.data"]
     data = Path(str(given["task.data"])) if "task.data" in given else usual
     if data.resolve() != usual.resolve() and protocol.task != SMOKE:
@@ -145,6 +159,25 @@ def plan(
         results=results.resolve() if results else default_results(),
         table=results.resolve() / "RESULTS.md" if results else default_table(),
     )
+
+
+def _check_batch(content: Mapping[str, Any], overrides: Sequence[str], given: Mapping[str, Any]) -> None:
+    """Raise InputError for an override that is of each process, where there are several: a row does not say how many.
+
+    The tokens per update of a configuration are divided among them.
+    """
+    for key in ("optimization.update_freq", BATCH_SIZE):
+        if given.get(key) is None:
+            continue
+        try:
+            processes, _ = count_processes(dict(content), list(overrides), 0, count_gpus)
+        except ValueError as error:
+            raise InputError(str(error)) from error
+        if processes > 1:
+            raise InputError(
+                f"{key}={given[key]} would be that of each of {processes} GPUs, whose number no row says: use one "
+                "GPU (CUDA_VISIBLE_DEVICES=0)"
+            )
 
 
 def direction_of(settings: Mapping[str, str]) -> Languages:

@@ -21,6 +21,7 @@ from lightconv_plugin.recipes.reproduce.rows import read_rows, write_row
 from lightconv_plugin.recipes.reproduce.run import Reproduced, versions
 from lightconv_plugin.recipes.reproduce.table import (
     RELEASED,
+    check_table,
     default_results,
     default_table,
     render_released,
@@ -56,6 +57,8 @@ def reproduce_released(
     if from_text and (kind := segmented(model.task.pair[0])):
         language = SEGMENTERS[kind].language
         raise InputError(f"how the {language} text was segmented is not known: leave out `from_text`")
+    table = results.resolve() / "RESULTS.md" if results else default_table()
+    check_table(table)
     compute_here()
     folder = fetch.get(model, place=place)
     began = time.perf_counter()
@@ -67,7 +70,6 @@ def reproduce_released(
     seconds = time.perf_counter() - began
     where = (results or default_results()).resolve()
     path = write_row(where, _row(model, scores, seconds, from_text))
-    table = results.resolve() / "RESULTS.md" if results else default_table()
     write_table(where, table, configs_dir(), not_run=results is None)
     return Reproduced(path, table, render_released(read_rows(where)[RELEASED]))
 

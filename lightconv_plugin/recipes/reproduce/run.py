@@ -32,7 +32,14 @@ from lightconv_plugin.recipes.reproduce import training
 from lightconv_plugin.recipes.reproduce.job import Job
 from lightconv_plugin.recipes.reproduce.protocol import row_digest, short_digest
 from lightconv_plugin.recipes.reproduce.rows import add_row, check_row, main_scores, read_rows, summarise
-from lightconv_plugin.recipes.reproduce.table import config_name, default_table, render_section, sections, write_table
+from lightconv_plugin.recipes.reproduce.table import (
+    check_table,
+    config_name,
+    default_table,
+    render_section,
+    sections,
+    write_table,
+)
 from lightconv_plugin.recipes.reproduce.training import identity
 from lightconv_plugin.recipes.steps import Steps, shorten
 from lightconv_plugin.recipes.training.child import Child, TrainingFailed, run_together
@@ -58,11 +65,12 @@ def reproduce(job: Job) -> Reproduced:
     an exception, such as KeyboardInterrupt, ends this call.
 
     Raises:
-        InputError: the data or a training in the folder do not match the job, a file of the results is not a row, or
-            preparing, tuning or scoring failed.
+        InputError: the data or a training in the folder do not match the job, a file of the results is not a row, that
+            of the table is another, or preparing, tuning or scoring failed.
         TrainingFailed: a training failed.
     """
     check_folder(job.results)
+    check_table(job.table)
     read_rows(job.results)  # damaged ones are named before the training
     check_row(job.results, job.protocol.task, job.system)
     with Steps(job.folder) as steps:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -60,6 +61,13 @@ def default_results() -> Path:
     """Where rows go: benchmarks/results/reproduction in a checkout, results/reproduction in any other workspace."""
     of_checkout = workspace() / "benchmarks/results/reproduction"
     return of_checkout if of_checkout.is_dir() else workspace() / "results/reproduction"
+
+
+def check_table(table: Path) -> None:
+    """Raise InputError for a file in the place of the table that is not one, such as a user's own RESULTS.md."""
+    text = table.read_text(encoding="utf-8", errors="replace") if table.exists() else ""
+    if text and not re.match("# Results\n\nMade by `[^`]*reproduce", text):
+        raise InputError(f"{table} is not a table of lightconv reproduce, which would replace it: give `results`")
 
 
 def default_table() -> Path:
@@ -367,9 +375,13 @@ def table_text(results: Path, configs: Path, root: Path, not_run: bool = True) -
 
 
 def write_table(results: Path, table: Path, configs: Path, not_run: bool = True) -> str:
-    """Write `table_text`; returns it. Writers take turns, so that the last one has read every row."""
+    """Write `table_text`; returns it. Writers take turns, so that the last one has read every row.
+
+    Raises InputError as `check_table` does.
+    """
     results.mkdir(parents=True, exist_ok=True)
     with locked(results):
+        check_table(table)
         text = table_text(results, configs, workspace(), not_run)
         write_text(table, text)
     return text

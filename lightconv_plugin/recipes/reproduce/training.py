@@ -16,11 +16,13 @@ from typing import Any
 from lightconv_plugin.checkpoints.loading import is_cut_short, safe_torch_load
 from lightconv_plugin.errors import InputError
 from lightconv_plugin.files import locked
+from lightconv_plugin.paths import workspace
 from lightconv_plugin.progress import say
 from lightconv_plugin.recipes.data.data_bin import count_sentences
 from lightconv_plugin.recipes.data.text_pool import count_lines
 from lightconv_plugin.recipes.reproduce.protocol import canonical, flatten, is_machine
 from lightconv_plugin.recipes.training.batch import samples_in, samples_of
+from lightconv_plugin.recipes.training.plan import FILES
 from lightconv_plugin.records.file import read_folder
 from lightconv_plugin.records.trainings import Training, is_finished, last_start, trainings
 
@@ -112,6 +114,8 @@ def differences(settings: Mapping[str, str], stored: Mapping[str, Any]) -> list[
     for key, wanted in (defaults(settings) | dict(settings)).items():
         if key not in stored or is_machine(key) or (found := canonical(stored[key])) == wanted:
             continue
+        if FILES.fullmatch(key) and found in (str((base / wanted).resolve()) for base in (Path.cwd(), workspace())):
+            continue  # a checkpoint has the absolute path
         if key not in SIZE or "null" in (found, wanted):
             lines.append(f"{key} {found} instead of {wanted}")
     if all(settings.get(key, "null") != "null" and stored.get(key) is not None for key in SIZE):

@@ -10,7 +10,7 @@ import errno
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-from lightconv_plugin.errors import InputError
+from lightconv_plugin.errors import InputError, VariableError
 from lightconv_plugin.recipes.training.overrides import OPEN
 
 MEMORY = ("out of memory", "can't allocate memory", "cannot allocate memory")
@@ -45,6 +45,8 @@ def check_parts(config: Any) -> None:
     for group, option, least in (("common", "log_interval", 1), ("common", "seed", 0), ("dataset", "num_workers", 0)):
         if (value := getattr(getattr(config, group), option)) < least:
             raise ConfigError(f"{group}.{option} must be at least {least}, got {value}")
+    if config.common.seed >= 1 << 32:  # NumPy's limit
+        raise ConfigError(f"common.seed must be below {1 << 32}, got {config.common.seed}")
     smoothing = getattr(config.criterion, "label_smoothing", 0.0)
     if not 0 <= smoothing < 1:
         raise ConfigError(f"criterion.label_smoothing must be in 0 … 1, but not 1, got {smoothing}")
@@ -149,11 +151,11 @@ def _unknown_option(error: BaseException | None) -> str:
 
 
 def is_certain(error: BaseException) -> bool:
-    """Whether every start ends with this error: it is in the configuration, or in what the configuration names."""
+    """Whether every start ends with this error: it is in the configuration, in what that names, or in a variable."""
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
-    wrong = (ConfigError, OmegaConfBaseException, HydraException)
+    wrong = (ConfigError, OmegaConfBaseException, HydraException, VariableError)
     return isinstance(error, wrong) or isinstance(error.__cause__, wrong) or _is_plain(str(error))
 
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
+from lightconv_plugin.files import locked
 from lightconv_plugin.processes import module_command
 from lightconv_plugin.recipes.training.plan import Plan
 from lightconv_plugin.recipes.training.worker import GAVE_UP, log_to, say
@@ -62,6 +63,7 @@ def hydra_config(config: Path, folder: Path) -> Path:
 def torchrun_arguments(job: LaunchJob, starts: Path) -> list[str]:
     """The command line of torchrun; for `starts`, in a temporary folder, see worker.py."""
     settings = [f"--nproc-per-node={job.plan.processes}", f"--max-restarts={job.max_restarts}"]
+    settings.append(f"--log-dir={starts.parent}")  # otherwise torchrun makes a temporary folder, which stays
     host = job.rendezvous.rpartition(":")[0]
     if job.nodes == 1:
         settings.append("--standalone")
@@ -237,7 +239,8 @@ def launch(job: LaunchJob) -> int:
         watching = threading.Thread(target=watch, args=arguments, daemon=True)
         watching.start()
     try:
-        with folder:
+        # systemd-tmpfiles removes what nobody has read for ten days, but not from a folder that is locked.
+        with folder, locked(Path(folder.name)):
             status, message = run_torchrun(job, Path(folder.name, "starts"))
     finally:
         over.set()

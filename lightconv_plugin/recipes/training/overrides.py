@@ -68,8 +68,9 @@ def setting(config: Mapping[str, Any], given: Mapping[str, str], key: str) -> An
 
 
 def is_set(key: str, config: Mapping[str, Any], overrides: Sequence[str]) -> bool:
-    """Whether the configuration with these overrides has true for this key."""
-    return str(given_values(overrides).get(key, get(config, key))).lower() == "true"
+    """Whether the configuration with these overrides has true for this key, in any of OmegaConf's words for it."""
+    value = str(given_values(overrides).get(key, get(config, key)))
+    return value.strip("'\"").lower() in ("true", "yes", "y", "on", "1")
 
 
 def replaced(overrides: Sequence[str], new: Sequence[str]) -> list[str]:

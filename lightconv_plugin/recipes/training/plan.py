@@ -40,7 +40,7 @@ GROUPS = (
 ).split()
 
 # The options that name a file to read.
-_FILES = re.compile(
+FILES = re.compile(
     r"checkpoint\.(restore_file|finetune_from_model|continue_once)|ema\.ema_seed_model|model\.\w*embed_path"
     r"|task\.generation_shortlist"
 )
@@ -97,12 +97,10 @@ def plan(
     result = []
 
     def value_of(key: str) -> tuple[Path, str]:
-        if key in given:
-            return cwd, given[key].strip("'\"")
-        value = get(config, key)
-        if not isinstance(value, str):
+        base, value = (cwd, given[key].strip("'\"")) if key in given else (root, get(config, key))
+        if not isinstance(value, str) or value in ("", "null"):  # the working directory is .
             raise ValueError(f"the configuration has no {key}: add it, or give {key}=PATH")
-        return root, value
+        return base, value
 
     base, places = value_of("task.data")
     folders = [(base / place).resolve() for place in places.split(":")]  # fairseq uses several in turn, by epoch
@@ -170,12 +168,12 @@ def file_paths(config: dict[str, Any], overrides: list[str], root: Path, cwd: Pa
     result = []
     for item in overrides:
         key = item.lstrip("+").partition("=")[0]
-        path = absolute(key, given[key], cwd) if key in given and _FILES.fullmatch(key) else None
+        path = absolute(key, given[key], cwd) if key in given and FILES.fullmatch(key) else None
         result.append(item if path is None else f"{item.partition('=')[0]}={path}")
     for group, options in config.items():
         for option, value in options.items() if isinstance(options, dict) else ():
             key = f"{group}.{option}"
-            if _FILES.fullmatch(key) and key not in given and (path := absolute(key, value, root)) is not None:
+            if FILES.fullmatch(key) and key not in given and (path := absolute(key, value, root)) is not None:
                 result.append(f"{key}={path}")
     return result
 

@@ -10,6 +10,7 @@ a process waits for the others.
 from __future__ import annotations
 
 import atexit
+import copy
 import ctypes
 import logging
 import os
@@ -110,19 +111,23 @@ def limit_waiting(timeout: int) -> None:
         setattr(dist, name, partial(getattr(dist, name), timeout=timedelta(seconds=timeout)))
 
 
-def resume_own(checkpoint: Any) -> None:
-    """Make a training that has written a checkpoint resume from it, not start again from another restore_file.
+def resume_own(checkpoint: Any) -> Any:
+    """What fairseq is to load a checkpoint by, so that a training that has written one resumes from it, and does not
+    start again from another restore_file.
 
-    checkpoint: fairseq's CheckpointConfig, changed in place. Its reset_… options are for the other checkpoint.
+    checkpoint: fairseq's CheckpointConfig. It stays as it is, for the checkpoints to tell where the training began. Its
+    reset_… options are for the other checkpoint.
     """
     own = Path(checkpoint.save_dir, "checkpoint_last.pt")
     if checkpoint.restore_file == own.name or not own.is_file():
-        return
+        return checkpoint
     if os.environ.get("RANK", "0") == "0":
         say(f"resuming from {own}, not from checkpoint.restore_file={checkpoint.restore_file}")
-    checkpoint.restore_file = own.name
+    changed = copy.deepcopy(checkpoint)  # a shallow copy of OmegaConf's shares the values
+    changed.restore_file = own.name
     for name in ("optimizer", "lr_scheduler", "meters", "dataloader"):
-        setattr(checkpoint, f"reset_{name}", False)
+        setattr(changed, f"reset_{name}", False)
+    return changed
 
 
 def resume_own_first() -> None:
@@ -132,8 +137,7 @@ def resume_own_first() -> None:
     original = checkpoint_utils.load_checkpoint
 
     def load_checkpoint(cfg: Any, *args: Any, **kwargs: Any) -> Any:
-        resume_own(cfg)
-        return original(cfg, *args, **kwargs)
+        return original(resume_own(cfg), *args, **kwargs)
 
     checkpoint_utils.load_checkpoint = load_checkpoint
 
@@ -196,18 +200,12 @@ def gives_up(work: Callable[[], None], save_dir: Path, starts: Path) -> None:
         ) from error
 
 
-def main() -> None:
-    save_dir, starts, timeout = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
-    die_with_parent()
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends it without a traceback
-    first_here = os.environ["LOCAL_RANK"] == "0"
-    if first_here and not may_start(save_dir, starts):
-        raise SystemExit(1)
-    check_same_number()
+def fairseqs_training(save_dir: Path, starts: Path, timeout: int, arguments: list[str]) -> None:
+    """Resume the training in `save_dir`, or begin it, by fairseq-hydra-train with these arguments."""
     first = os.environ["RANK"] == "0"
     if first:
         repair_last_checkpoint(save_dir)
-    if first_here:
+    if os.environ["LOCAL_RANK"] == "0":
         starts.write_text(newest_state(save_dir), encoding="utf-8")
     logging.getLogger("lightconv_plugin").setLevel(logging.DEBUG)  # logs the operators' backend
     import_module("lightconv_plugin")  # before fairseq counts the processes: the patch processes_without_gpu
@@ -217,13 +215,24 @@ def main() -> None:
 
     if int(os.environ["WORLD_SIZE"]) > 1:
         limit_waiting(timeout)
-    sys.argv[:] = [hydra_train.__file__, *sys.argv[4:]]
+    sys.argv[:] = [hydra_train.__file__, *arguments]
     # torchrun numbers the machines by their names, so the process that writes the log may be on any of them.
     if first and int(os.environ["GROUP_WORLD_SIZE"]) > 1:
         log_to(save_dir / "train.log")
     check_before_work()
     resume_own_first()
-    train(partial(gives_up, hydra_train.cli_main, save_dir, starts), timeout)
+    hydra_train.cli_main()
+
+
+def main() -> None:
+    save_dir, starts, timeout = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
+    die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends it without a traceback
+    if os.environ["LOCAL_RANK"] == "0" and not may_start(save_dir, starts):
+        raise SystemExit(1)
+    check_same_number()
+    work = partial(fairseqs_training, save_dir, starts, timeout, sys.argv[4:])
+    train(partial(gives_up, work, save_dir, starts), timeout)
 
 
 def leave() -> NoReturn:

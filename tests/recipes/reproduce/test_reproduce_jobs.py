@@ -135,6 +135,14 @@ def test_a_job_of_a_checkout(monkeypatch):
             {"runs": Path("x")},
             "checkpoint.keep_interval_updates=4 keeps too few checkpoints: ",
         ),
+        (
+            ["checkpoint.no_epoch_checkpoints=true"],
+            {"runs": Path("x")},
+            "checkpoint.no_epoch_checkpoints needs checkpoint.save_interval_updates: nothing to average",
+        ),
+        (["checkpoint.no_save=true"], {}, "checkpoint.no_save is true: whether a training is finished is read from"),
+        (["+checkpoint.no_last_checkpoints=true"], {}, "checkpoint.no_last_checkpoints is true: whether a training"),
+        (["task.data="], {"runs": Path("x")}, "task.data must name a folder, got: nothing"),
         (["task.data=/x/data-bin"], {}, "task.data=/x/data-bin changes what is computed: `runs` must name a folder"),
         ([], {"prepare_options": "--data x --bpe 9"}, "`prepare_options` '--bpe 9' changes what is computed: `runs`"),
         (["common.seed=3"], {}, "common.seed cannot be overridden here: use `seeds`"),
@@ -162,6 +170,20 @@ def test_a_job_that_cannot_be_done(tmp_path, overrides, options, message):
     with pytest.raises(InputError) as error:
         job(task(tmp_path / "task", prepare="iwslt14_de_en"), *overrides, **options)
     assert message in str(error.value)
+
+
+@pytest.mark.parametrize("override", ["optimization.update_freq=[3]", "dataset.batch_size=64"])
+def test_a_batch_of_each_process_needs_one_process(override, tmp_path, monkeypatch):
+    """Or else the row of another number of GPUs, with other updates, would have the same settings."""
+    folder = task(tmp_path / "task")
+    for gpus, *others in ((0,), (1,), (2, "common.cpu=true")):
+        monkeypatch.setattr("lightconv_plugin.recipes.reproduce.job.count_gpus", lambda gpus=gpus: gpus)
+        assert job(folder, override, *others, runs=Path("x")).changing
+    assert job(folder, "dataset.max_tokens=2000", runs=Path("x")).changing == ()
+    key, _, value = override.partition("=")
+    with pytest.raises(InputError) as error:
+        job(folder, override, runs=Path("x"))
+    assert str(error.value).startswith(f"{key}={value} would be that of each of 2 GPUs")
 
 
 @pytest.mark.parametrize(
@@ -211,6 +233,9 @@ def test_a_configuration_without_a_protocol_or_out_of_it(tmp_path):
     (folder / "other.yaml").write_text("a: 1\n")
     with pytest.raises(InputError, match="systems has no other; there are: dynamicconv"):
         plan(folder / "other.yaml", (1,))
+    (folder / "dynamicconv.yaml").write_text("")
+    with pytest.raises(InputError, match=r"dynamicconv\.yaml must hold groups of options, .* got: NoneType"):
+        job(folder)
     (folder / "protocol.yaml").unlink()
     with pytest.raises(InputError, match=r"cannot read .*protocol\.yaml"):
         job(folder)

@@ -122,6 +122,22 @@ def test_a_damaged_row_is_named_before_any_work(world):
     assert world.calls()[0] == [] and path.read_text() == "<<<<<<< HEAD\n"
 
 
+def test_a_users_own_file_in_the_place_of_the_table_is_left_alone(world):
+    """Outside a checkout, the table goes to RESULTS.md in the working directory."""
+    job = world.job()
+    job.table.parent.mkdir(parents=True)
+    job.table.write_text("# Results\n\nOf my own.\n")
+    with pytest.raises(InputError, match=f"{job.table} is not a table of lightconv reproduce, which would replace it"):
+        reproduction_world.reproduce.reproduce(job)
+    assert world.calls()[0] == [] and job.table.read_text() == "# Results\n\nOf my own.\n"
+    job.table.write_text("")
+    reproduction_world.reproduce.reproduce(job)
+    made = job.table.read_text()
+    job.table.write_text(made.replace("`lightconv reproduce --table`", "`scripts/reproduce.sh --table`"))  # an old one
+    reproduction_world.reproduce.reproduce(job)
+    assert job.table.read_text() == made
+
+
 @pytest.mark.parametrize(
     "name, change, again, said",
     [

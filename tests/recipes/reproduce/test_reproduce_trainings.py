@@ -104,6 +104,15 @@ def test_what_a_configuration_leaves_to_fairseqs_transformer_is_its_default():
     assert found == ["model.encoder_normalize_before true instead of false"]
 
 
+@pytest.mark.parametrize("key", ["checkpoint.restore_file", "model.encoder_embed_path"])
+def test_a_file_is_the_same_by_its_relative_path(key, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    settings = settings_of({}, [f"{key}=runs/a.pt"])
+    assert reproduce_training.differences(settings, {key: f"{tmp_path}/runs/a.pt"}) == []
+    other = f"{tmp_path}/a.pt"
+    assert reproduce_training.differences(settings, {key: other}) == [f"{key} {other} instead of runs/a.pt"]
+
+
 def test_a_known_seed_whose_training_was_replaced_is_left_alone(world):
     world.row(seeds=(1,))
     last, templates = world.runs / "seed1/checkpoint_last.pt", os.environ["TEMPLATES"]

@@ -1,7 +1,5 @@
 """Files and folders of a training: relative paths, what fairseq and hydra get of them."""
 
-from types import SimpleNamespace
-
 import pytest
 import yaml
 
@@ -75,18 +73,20 @@ def test_a_user_dir_of_the_configuration_or_an_override(tmp_path):
 
 
 def test_a_training_resumes_from_its_own_checkpoint_instead_of_restore_file(tmp_path, capsys):
+    """And its own configuration, which is stored in the next checkpoints, still says from which one it began."""
+    from omegaconf import OmegaConf
+
     given = {"restore_file": "/elsewhere/a.pt", "save_dir": str(tmp_path), "reset_optimizer": True}
-    checkpoint = SimpleNamespace(**given, reset_dataloader=True, reset_lr_scheduler=False, reset_meters=False)
-    resume_own(checkpoint)
-    assert checkpoint.restore_file == "/elsewhere/a.pt" and checkpoint.reset_optimizer
+    checkpoint = OmegaConf.create({"checkpoint": given | {"reset_dataloader": True, "reset_meters": False}}).checkpoint
+    assert resume_own(checkpoint) == checkpoint
     (tmp_path / "checkpoint_last.pt").touch()
-    resume_own(checkpoint)
-    assert checkpoint.restore_file == "checkpoint_last.pt"
-    assert not (checkpoint.reset_optimizer or checkpoint.reset_dataloader)
+    loading = resume_own(checkpoint)
+    assert loading.restore_file == "checkpoint_last.pt"
+    assert not (loading.reset_optimizer or loading.reset_dataloader)
     assert "not from checkpoint.restore_file=/elsewhere/a.pt" in capsys.readouterr().err
-    checkpoint.reset_optimizer = True  # without a restore_file, it is the user's wish for this very checkpoint
-    resume_own(checkpoint)
-    assert checkpoint.reset_optimizer
+    assert checkpoint.restore_file == "/elsewhere/a.pt" and checkpoint.reset_optimizer
+    checkpoint.restore_file = "checkpoint_last.pt"  # then it is the user's wish for this very checkpoint
+    assert resume_own(checkpoint).reset_optimizer
 
 
 @pytest.mark.parametrize("text", ["/plain", "/with space", "/a'b", "/a,b=c", "/{x}[y]:z", "/ümlaut"])

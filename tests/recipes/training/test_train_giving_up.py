@@ -2,6 +2,9 @@
 
 import errno
 import os
+import shutil
+import subprocess
+import sys
 import time
 
 import pytest
@@ -14,9 +17,10 @@ from fairseq.file_io import PathManager
 from hydra.errors import HydraException
 from omegaconf.errors import ValidationError
 
+from lightconv_plugin.errors import VariableError
 from lightconv_plugin.recipes.training.errors import ConfigError
 from lightconv_plugin.recipes.training.launch import why_it_ended
-from lightconv_plugin.recipes.training.worker import gives_up, may_start, newest_state, train
+from lightconv_plugin.recipes.training.worker import fairseqs_training, gives_up, may_start, newest_state, train
 
 
 def save_as_fairseq(path):
@@ -42,6 +46,7 @@ def look_for_a_file(path):
 def run(tmp_path, monkeypatch, capsys):
     """Do some work as a training process does, after an earlier checkpoint; what it said."""
     monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("LOCAL_RANK", "0")
     monkeypatch.setenv("HYDRA_FULL_ERROR", "0")
     monkeypatch.setattr(time, "sleep", lambda seconds: None)  # as fairseq does before it tries again
     monkeypatch.setattr(PathManager, "open", lambda path, mode: open("/dev/full", mode))  # noqa: SIM115
@@ -91,7 +96,13 @@ def of_its_data(path):
     raise ValueError("Could not infer language pair, please provide it explicitly")
 
 
-@pytest.mark.parametrize("failure", [of_the_configuration, of_a_part_that_hydra_builds, of_its_data])
+def of_the_environment(path):
+    raise VariableError("LIGHTCONV_BACKEND must be one of auto, cpu")
+
+
+@pytest.mark.parametrize(
+    "failure", [of_the_configuration, of_a_part_that_hydra_builds, of_its_data, of_the_environment]
+)
 def test_so_does_an_error_that_every_start_meets(run, failure):
     work, save_dir, starts = run
     assert "lightconv train: error: process 0: " in work(failure)
@@ -105,3 +116,35 @@ def test_another_error_does_not(run):
     assert "dict.en.txt" in work(look_for_a_file)
     assert (save_dir / "checkpoint2.pt.tmp").exists() and may_start(save_dir, starts)
     assert "the number of restarts is 3" in why_it_ended(0, 1, starts, 3)
+
+
+def test_what_fails_before_fairseq_begins_is_one_line_too(tmp_path):
+    """Here the patches, which are chosen when the plugin is imported."""
+    ranks = ("RANK", "LOCAL_RANK"), ("WORLD_SIZE", "GROUP_WORLD_SIZE", "LOCAL_WORLD_SIZE")
+    environment = {name: str(value) for value, names in enumerate(ranks) for name in names}
+    starts = tmp_path / "starts"
+    command = [sys.executable, "-m", "lightconv_plugin.recipes.training.worker", str(tmp_path), str(starts), "9"]
+    done = subprocess.run(
+        command,
+        env={**os.environ, **environment, "HYDRA_FULL_ERROR": "0", "LIGHTCONV_SKIP_PATCHES": "surprise"},
+        capture_output=True,
+        text=True,
+    )
+    said = done.stderr.splitlines()[-1]
+    assert said.startswith("lightconv train: error: process 0: LIGHTCONV_SKIP_PATCHES: there is no patch surprise")
+    assert done.returncode == 1 and "Traceback" not in done.stderr and not may_start(tmp_path, starts)
+
+
+def test_so_is_a_last_checkpoint_that_there_is_no_room_to_repair(run, monkeypatch):
+    work, save_dir, starts = run
+    (save_dir / "checkpoint_last.pt").write_bytes(b"PK cut")
+    torch.save({"model": torch.zeros(9)}, save_dir / "checkpoint1.pt")
+
+    def half(source, target):
+        target.write_bytes(b"PK")
+        raise OSError(errno.ENOSPC, "No space left on device", str(source), None, str(target))
+
+    monkeypatch.setattr(shutil, "copyfile", half)
+    said = work(lambda path: fairseqs_training(save_dir, starts, 9, []))
+    assert "process 0: no space left for " in said and "checkpoint_last.pt.tmp (No space left on device)" in said
+    assert sorted(os.listdir(save_dir)) == ["checkpoint1.pt", "checkpoint_last.pt", "notes.tmp"]

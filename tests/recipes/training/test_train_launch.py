@@ -4,11 +4,13 @@ And what else its processes do before they train, and when they are done.
 """
 
 import contextlib
+import fcntl
 import multiprocessing
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from datetime import timedelta
@@ -20,7 +22,8 @@ from torch.distributed import TCPStore
 
 from lightconv_plugin.recipes.training import launch as launching
 from lightconv_plugin.recipes.training.launch import LaunchJob, hangup_as_before, watch
-from lightconv_plugin.recipes.training.worker import check_same_number, limit_waiting
+from lightconv_plugin.recipes.training.plan import Plan
+from lightconv_plugin.recipes.training.worker import GAVE_UP, check_same_number, limit_waiting
 from tests import ROOT
 from tests.robustness.machines import free_port
 
@@ -197,6 +200,30 @@ def test_a_log_that_could_not_be_written_is_named(monkeypatch, capfd):
     assert out == "loss\n"
     said = "standard output or the log /dev/full lacks lines, see above: tee ended with status 1"
     assert f"lightconv train: warning: {said}\n" in err
+
+
+def test_what_a_restart_needs_is_kept_from_the_cleaning_of_old_temporary_files(monkeypatch, tmp_path):
+    """systemd-tmpfiles takes the lock of a folder before it removes what is old in it."""
+
+    def torchrun(job, starts):
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(os.open(starts.parent, os.O_RDONLY), fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return 0, ""
+
+    monkeypatch.setattr(launching, "run_torchrun", torchrun)
+    assert launching.launch(LaunchJob(Path("a.yaml"), None, tmp_path / "log", 1, 0, "", 0, 60)) == 0
+
+
+def test_torchrun_leaves_nothing_among_the_temporary_files(monkeypatch, tmp_path):
+    """Its own folder for the output of the processes, which goes to the log, stays for ever."""
+    starts = tmp_path / "train.a/starts"
+    starts.parent.mkdir()
+    starts.write_text(f"{GAVE_UP}this is a test")
+    monkeypatch.setattr(tempfile, "tempdir", f"{tmp_path}")
+    job = LaunchJob(Path("a.yaml"), Plan(tmp_path, 1, True, ()), tmp_path / "log", 1, 0, "", 1, 60)
+    status, said = launching.run_torchrun(job, starts)
+    assert (status, said) == (1, "error: a process died (see above); not restarted, since this is a test")
+    assert [path.name for path in tmp_path.iterdir()] == ["train.a"]
 
 
 def test_a_host_that_never_comes_is_torchruns_matter():

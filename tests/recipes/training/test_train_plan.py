@@ -194,6 +194,14 @@ def test_the_update_freq_of_each_epoch(config, tmp_path, capsys, update_freq, pr
     assert capsys.readouterr().err.endswith(said + "\n")
 
 
+@pytest.mark.parametrize("value", ["", "''", "null"])
+@pytest.mark.parametrize("key", ["task.data", "checkpoint.save_dir"])
+def test_an_empty_path_is_none(config, tmp_path, key, value):
+    """As of a variable of the shell that is not set: the training would go to the working directory."""
+    with pytest.raises(ValueError, match=rf"no {key}: add it, or give {key}=PATH"):
+        plan(config, [f"{key}={value}"], 1, tmp_path / "root", tmp_path)
+
+
 def test_missing_data_and_settings_are_named(config, tmp_path):
     with pytest.raises(ValueError, match=r"no folder .*nowhere with binarised data"):
         plan(config, ["task.data=nowhere"], 1, tmp_path, tmp_path)
@@ -236,10 +244,11 @@ def test_raw_text_is_trained_on_if_that_is_asked_for(config, tmp_path):
         ({}, [], 3, 4, 3, False),
         ({}, [], 2, 0, 2, True),
         ({}, ["common.cpu=true"], 0, 4, 1, True),
+        ({}, ["common.cpu=1"], 0, 4, 1, True),
         ({"common": {"cpu": True}}, [], 8, 4, 8, True),
         ({"common": {"cpu": True}}, ["common.cpu=false"], 0, 4, 4, False),
     ],
-    ids=["cpu", "gpus", "some-gpus", "gloo", "cpu-beside-gpus", "gloo-beside-gpus", "gpus-after-all"],
+    ids=["cpu", "gpus", "some-gpus", "gloo", "cpu-beside-gpus", "cpu-by-1", "gloo-beside-gpus", "gpus-after-all"],
 )
 def test_processes(config, overrides, asked, gpus, expected, on_cpu):
     assert count_processes(config, overrides, asked, lambda: gpus) == (expected, on_cpu)
