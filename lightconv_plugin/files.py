@@ -147,6 +147,12 @@ def atomic_write(path: Path, binary: bool = False) -> Iterator[IO]:
         raise
 
 
+def write_text(path: Path, text: str) -> None:
+    """Write a small file by `atomic_write`."""
+    with atomic_write(path) as file:
+        file.write(text)
+
+
 def _keep_permissions(path: Path, descriptor: int) -> None:
     """Give an open file the owner, the group and the permissions of the file at `path`, if there is one."""
     if not path.exists() or not hasattr(os, "fchown"):  # not on Windows
@@ -248,20 +254,21 @@ def atomic_directory(path: Path, replace: bool = False) -> Iterator[Path]:
             _lock(descriptor)
             yield temporary
             for entry in sorted(temporary.rglob("*")):
-                _sync(entry)
+                sync(entry)
             os.fsync(descriptor)
             if replace and path.is_dir() and any(path.iterdir()):
                 _exchange(temporary, path)
             else:
                 os.rename(temporary, path)
-            _sync(path.parent)
+            sync(path.parent)
         finally:
             os.close(descriptor)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
+    """Write a file or a folder to the disk: after a power cut, what was renamed may otherwise be empty."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

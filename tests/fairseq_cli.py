@@ -4,8 +4,10 @@ They are run by `warm_python`: importing fairseq takes five seconds of processor
 takes.
 """
 
+import json
 import os
 import random
+import re
 import subprocess
 from pathlib import Path
 
@@ -36,6 +38,11 @@ def run(command: str, *arguments, stdin: str | None = None, fails: bool = False,
     return output
 
 
+def logged(log: str, name: str = "train_inner") -> list[dict]:
+    """The statistics of each update, or of each validation ("valid"), in a log of `--log-format json`."""
+    return [json.loads(line) for line in re.findall(rf"(?:\| {name} \||\[{name}\]).*?(\{{.*\}})", log)]
+
+
 def run_module(module: str, arguments=(), stdin: str | None = None, cwd=None, **environment) -> tuple[int, str, str]:
     """`python -m module arguments`: (exit status, standard output, standard error)."""
     done = subprocess.run(
@@ -51,11 +58,11 @@ def run_module(module: str, arguments=(), stdin: str | None = None, cwd=None, **
     return done.returncode, done.stdout, done.stderr
 
 
-def write_corpus(folder: Path, lines: int = 60) -> None:
+def write_corpus(folder: Path) -> None:
     """train/valid/test.{de,en}: short sentences of a dozen words; the English is the German reversed."""
     words = "ich du er sieht hört den Hund die Katze das Haus nicht oft".split()
     generator = random.Random(3)
-    for split, n in ("train", lines), ("valid", 12), ("test", 12):
+    for split, n in ("train", 60), ("valid", 12), ("test", 12):
         pairs = [[generator.choice(words) for _ in range(generator.randint(2, 9))] for _ in range(n)]
         (folder / f"{split}.de").write_text("".join(" ".join(p) + "\n" for p in pairs), encoding="utf-8")
         (folder / f"{split}.en").write_text(

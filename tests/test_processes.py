@@ -16,6 +16,7 @@ from lightconv_plugin.errors import InputError
 from lightconv_plugin.processes import called, map_unordered, module_command
 from lightconv_plugin.progress import progress
 from tests import process_work as work
+from tests import programs
 from tests.fairseq_cli import REPOSITORY
 
 
@@ -177,20 +178,8 @@ def test_the_processes_end_with_a_parent_that_is_killed(tmp_path):
     paths = [tmp_path / "one", tmp_path / "two"]
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
     command = [sys.executable, "-c", textwrap.dedent(PARENT), *paths]
-    deadline = time.monotonic() + 30
     with subprocess.Popen(command, env=environment) as parent:
-        while not all(path.exists() and path.read_text() for path in paths) and time.monotonic() < deadline:
-            time.sleep(0.02)
+        programs.wait_until(lambda: all(path.exists() and path.read_text() for path in paths))
         parent.kill()
     pids = [int(path.read_text()) for path in paths]
-    while any(map(_runs, pids)) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert not any(map(_runs, pids))
-
-
-def _runs(pid):
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
+    programs.wait_until(lambda: not any(map(programs.is_running, pids)))

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 
 from lightconv_plugin.arguments import add_force
-from lightconv_plugin.files import atomic_write, check_new_file
+from lightconv_plugin.files import atomic_write, check_new_file, write_text
 from lightconv_plugin.quiet import quietly
 
 FIGURES = (".png", ".svg", ".pdf")
@@ -19,8 +19,7 @@ def run(args: argparse.Namespace) -> int:
         from lightconv_plugin.report.assemble import kernel_figure, make_report
 
         report = make_report(args.run_dirs, args.data_bin, args.sentences, args.checkpoint)
-    with atomic_write(args.output) as file:
-        file.write(report.page)
+    write_text(args.output, report.page)
     notes = f"; notes on the page: {report.problems}" if report.problems else ""
     size = len(report.page.encode(errors="backslashreplace"))
     print(f"{args.output}: {len(args.run_dirs)} runs, {size / 1e6:.1f} MB{notes}")

@@ -20,7 +20,7 @@ from lightconv_plugin.cli.score_options import (
     warner,
 )
 from lightconv_plugin.errors import InputError
-from lightconv_plugin.files import atomic_write, check_new_file, read_lines
+from lightconv_plugin.files import check_new_file, read_lines, write_text
 from lightconv_plugin.scoring.generate_log import parse_gen_log
 from lightconv_plugin.scoring.measuring import Scored, score, with_facts
 from lightconv_plugin.scoring.perplexity import parse_eval_lm_log
@@ -49,8 +49,7 @@ def run(args: argparse.Namespace) -> int:
     text = with_facts(scored, facts).text(args.json)
     print(text, end="")
     if args.output:
-        with atomic_write(args.output) as file:
-            file.write(text)
+        write_text(args.output, text)
     return 0
 
 

@@ -19,7 +19,7 @@ from lightconv_plugin.cli.score_options import (
     refuse,
     warner,
 )
-from lightconv_plugin.files import atomic_write, check_new_file
+from lightconv_plugin.files import check_new_file, write_text
 from lightconv_plugin.recipes.environment import compute_here
 from lightconv_plugin.recipes.tuning import MEASURES, metric_of, tune
 from lightconv_plugin.scoring.perplexity import split_context_window
@@ -57,8 +57,7 @@ def run(args: argparse.Namespace) -> int:
     text = json.dumps(result, ensure_ascii=False) + "\n" if args.json else _for_people(result)
     print(text, end="")
     if args.output:
-        with atomic_write(args.output) as file:
-            file.write(text)
+        write_text(args.output, text)
     return 0
 
 

@@ -21,7 +21,6 @@ import os
 import torch
 
 from lightconv_plugin.compat import (
-    amp,
     checkpoints,
     command_line,
     cpu_training,
@@ -54,7 +53,6 @@ PATCHES: dict[str, Patch] = patches_of(
     layers,
     generation,
     optimizing,
-    amp,
     criterions,
     reading,
     resuming,

@@ -1,5 +1,5 @@
 """Patches for fairseq's optimizer, which runs one kernel per parameter and operation: on a GPU this takes most of a
-step's time, and on a CPU the memory is read and written several times.
+step's time, and on a CPU the memory is read and written several times. The last one is for --amp.
 """
 
 import functools
@@ -207,3 +207,29 @@ def _copy(to: list[Tensor], source: list[Tensor]) -> None:
 def _clear(tensors: list[Tensor]) -> None:
     if tensors:
         torch._foreach_zero_(tensors)
+
+
+@patch(versions="all versions of fairseq")
+def amp_scales_once() -> None:
+    """With --amp on a GPU fairseq divides gradients by the loss scale twice, so that updates are too small, or vanish.
+
+    GradScaler notes which optimizers have unscaled gradients: clip_grad_norm names torch's optimizer, and step names
+    fairseq's wrapper of it, so the same gradients are divided again. fairseq also reads the value of --amp-init-scale
+    where --amp-scale-window is given.
+    """
+    from fairseq.optim.amp_optimizer import AMPOptimizer
+
+    original = AMPOptimizer.__init__
+
+    @functools.wraps(original)
+    def __init__(self: Any, cfg: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, cfg, *args, **kwargs)
+        window = getattr(cfg.common, "amp_scale_window", None)
+        if window is not None:
+            self.scaler.set_growth_interval(window)
+
+    def step(self: Any) -> None:
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+
+    AMPOptimizer.__init__, AMPOptimizer.step = __init__, step

@@ -11,6 +11,7 @@ from transformers import (
     ForcedEOSTokenLogitsProcessor,
     GenerationMixin,
     LogitsProcessorList,
+    StoppingCriteria,
     StoppingCriteriaList,
     SuppressTokensLogitsProcessor,
 )
@@ -19,7 +20,6 @@ from transformers.modeling_outputs import ModelOutput
 from lightconv_plugin.hf.base import given_cache
 from lightconv_plugin.hf.cache import CACHE, NAMES, LightConvCache
 from lightconv_plugin.hf.config import LightConvConfig
-from lightconv_plugin.hf.stopping import StopTexts
 from lightconv_plugin.modules.transformer import Decoder
 
 
@@ -36,6 +36,26 @@ class EndKeepsItsScore(ForcedEOSTokenLogitsProcessor):
         end = scores[:, self.eos_token_id]
         kept[:, self.eos_token_id] = end.masked_fill(end.eq(-torch.inf), 0)
         return kept
+
+
+class StopTexts(StoppingCriteria):
+    """True for each row of ids whose last one completes one of these strings in the decoded text.
+
+    transformers' own criterion joins the texts of single tokens. Here a piece such as `do@@` or a full stop decides
+    about the space after or before it, so only whole texts can be compared.
+    """
+
+    def __init__(self, strings: str | list[str], tokenizer: Any):
+        self._strings = [strings] if isinstance(strings, str) else list(strings)
+        self._tokenizer = tokenizer
+
+    def __call__(self, input_ids: Tensor, scores: Tensor | None, **kwargs: Any) -> Tensor:
+        return torch.tensor([self._ends(ids) for ids in input_ids.tolist()], device=input_ids.device)
+
+    def _ends(self, ids: list[int]) -> bool:
+        text, before = (self._tokenizer.decode(some, skip_special_tokens=True) for some in (ids, ids[:-1]))
+        # A string that was in the text before, such as in the prompt, ends nothing.
+        return any((at := text.rfind(stop)) >= 0 and at + len(stop) > len(before) for stop in self._strings)
 
 
 class LightConvGenerationMixin(GenerationMixin):

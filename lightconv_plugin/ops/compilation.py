@@ -27,7 +27,7 @@ from pathlib import Path
 
 import torch
 
-from lightconv_plugin.files import NO_LOCKS, locked
+from lightconv_plugin.files import NO_LOCKS, locked, sync
 from lightconv_plugin.ops import artifacts
 from lightconv_plugin.ops.artifacts import BuildRecipe, NativeError
 
@@ -244,7 +244,7 @@ def _compile(recipe: BuildRecipe, environment: dict[str, str], record: Path, pro
         }
         _write(temporary / "build.json", information)
         for name in ("build.json", recipe.file):
-            _sync(temporary / name)
+            sync(temporary / name)
         folder.mkdir(exist_ok=True)
         for name in ("build.log", "build.json", recipe.file):
             os.replace(temporary / name, folder / name)
@@ -256,12 +256,6 @@ def _compile(recipe: BuildRecipe, environment: dict[str, str], record: Path, pro
 
 def _write(path: Path, content: dict) -> None:
     path.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-
-
-def _sync(path: Path) -> None:
-    """Write a file to the disk: after a power cut, a renamed file may otherwise be empty."""
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
 
 
 def _run(recipe: BuildRecipe, folder: Path, environment: dict[str, str], progress: Callable[[str], None]) -> int:

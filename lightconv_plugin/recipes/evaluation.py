@@ -20,7 +20,7 @@ from lightconv_plugin.checkpoints.loading import (
     safe_torch_load,
 )
 from lightconv_plugin.errors import InputError
-from lightconv_plugin.files import atomic_write, check_writable, read_lines
+from lightconv_plugin.files import check_writable, read_lines, write_text
 from lightconv_plugin.generation import fairseq_generate
 from lightconv_plugin.progress import say
 from lightconv_plugin.scoring.generate_log import FAIRSEQS, parse_gen_log
@@ -151,16 +151,14 @@ def evaluate(
     say(f"generating for {subset}: {log}")
     text = fairseq_generate.generate_log(data, checkpoint, subset, options)
     result.unlink(missing_ok=True)  # the scores of another log
-    with atomic_write(log) as file:
-        file.write(text)
+    write_text(log, text)
     generated = parse_gen_log(read_lines(log), log)
     how.check_decoded(generated.decoded, log)
     scored = score(how, generated.hypotheses, generated.references, warn=warn, against=against, samples=samples)
     facts: dict[str, float | str | None] = {"parameters": count_parameters(checkpoint)}
     facts |= {"search": FAIRSEQS, **generated.facts()}
     scored = with_facts(scored, facts)
-    with atomic_write(result) as file:
-        file.write(scored.text(as_json))
+    write_text(result, scored.text(as_json))
     return scored
 
 
@@ -252,8 +250,7 @@ def measure_perplexity(
     check_writable(log)
     text = fairseq_generate.eval_lm_log(data, checkpoint, subset, [*own, *options])
     values.unlink(missing_ok=True)  # of another log
-    with atomic_write(log) as file:
-        file.write(text)
+    write_text(log, text)
     scored = parse_eval_lm_log(read_lines(log), log)
     break_mode = plain(config.task.sample_break_mode)
     tokens = tokens_of(data, subset, break_mode)
@@ -273,6 +270,5 @@ def measure_perplexity(
         "sample_break_mode": break_mode,
         "parameters": count_parameters(checkpoint),
     }
-    with atomic_write(values) as file:
-        file.write(json.dumps(result) + "\n")
+    write_text(values, json.dumps(result) + "\n")
     return result

@@ -17,7 +17,7 @@ except ImportError:  # Python 3.10
     import tomli as tomllib
 
 from lightconv_plugin.errors import CorpusError
-from lightconv_plugin.files import atomic_write, check_folder, take_lock
+from lightconv_plugin.files import check_folder, take_lock, write_text
 from lightconv_plugin.progress import say
 
 STAMPS = ".steps"  # in a folder that steps fill
@@ -46,12 +46,6 @@ def remove(path: Path) -> None:
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a small file atomically."""
-    with atomic_write(path) as file:
-        file.write(text)
 
 
 def read_toml(path: Path) -> dict[str, Any]:

@@ -1,7 +1,6 @@
 """The seconds of gpu.sh and gpu_fairseq.sh: a dry run in which everything sleeps, and a call that is killed."""
 
 import json
-import subprocess
 import sys
 import time
 import types
@@ -27,8 +26,7 @@ LATE = 2.5  # seconds that the bookkeeping of a whole dry run may take on a busy
 
 
 def shares(repository, script, call):
-    command = [repository / "benchmarks" / f"{script}.sh", call, "--plan"]
-    lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    lines = programs.run(repository / "benchmarks" / f"{script}.sh", call, "--plan").stdout.splitlines()
     found = {line.split()[0]: int(line.split()[1]) for line in lines}
     total = found.pop("total")
     assert total == sum(found.values())

@@ -2,7 +2,6 @@
 
 import json
 import logging
-import subprocess
 import sys
 
 import pytest
@@ -11,6 +10,7 @@ import torch
 from benchmarks import candidates, floors, gpu_peers, naive, operators, report, timing
 from benchmarks.shapes import SETS, Case, parse
 from lightconv_plugin.ops import backends
+from tests import programs
 from tests.benchmarks.conftest import ran
 
 fairseq = candidates.import_fairseq()
@@ -132,10 +132,8 @@ def test_logging_is_left_as_it_was(capsys):
 
 
 def test_as_a_command():
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.operators", "--shapes", "1,2"], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 2 and done.stderr.startswith("error: --shapes: '1,2' is neither")
+    done = programs.run(sys.executable, "-m", "benchmarks.operators", "--shapes", "1,2", status=2)
+    assert done.stderr.startswith("error: --shapes: '1,2' is neither")
 
 
 # ------------------------------------------------------------------------------------------------ what is measured

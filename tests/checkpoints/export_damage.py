@@ -2,7 +2,6 @@
 
 import json
 import os
-import pickle
 import random
 import struct
 
@@ -10,6 +9,17 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.checkpoints import exports
+
+
+class RunsACommand:
+    """Leaves a file where it is unpickled."""
+
+    def __init__(self, marker):
+        self.marker = marker
+
+    def __reduce__(self):
+        return os.system, (f"touch '{self.marker}'",)
+
 
 TABLE = "encoder.embed_tokens.weight"
 FC1 = "encoder.layers.0.fc1.weight"
@@ -32,18 +42,15 @@ def drop(name):
     return lambda directory: tensors(directory, lambda known: {n: t for n, t in known.items() if n != name})
 
 
-def header(change):
-    """Rewrites the header of safetensors, whatever the library says to it."""
-
-    def damage(directory):
-        path = directory / "model.safetensors"
-        content = path.read_bytes()
-        size = struct.unpack("<Q", content[:8])[0]
-        known = change(json.loads(content[8 : 8 + size]))
-        new = known if isinstance(known, bytes) else json.dumps(known).encode()
-        path.write_bytes(struct.pack("<Q", len(new)) + new + content[8 + size :])
-
-    return damage
+def huge_shape(directory):
+    """In the header of safetensors, whatever the library says to it."""
+    path = directory / "model.safetensors"
+    content = path.read_bytes()
+    size = struct.unpack("<Q", content[:8])[0]
+    known = json.loads(content[8 : 8 + size])
+    known[TABLE]["shape"] = [2**40, 2**40]
+    new = json.dumps(known).encode()
+    path.write_bytes(struct.pack("<Q", len(new)) + new + content[8 + size :])
 
 
 def cut(name, part):
@@ -58,16 +65,16 @@ def write(name, content):
     return lambda directory: (directory / name).write_bytes(content)
 
 
+def change(name, values):
+    return lambda directory: exports.change(directory / name, **{k.replace("__", "."): v for k, v in values.items()})
+
+
 def config(**values):
-    return lambda directory: exports.change(
-        directory / "config.json", **{k.replace("__", "."): v for k, v in values.items()}
-    )
+    return change("config.json", values)
 
 
 def text(**values):
-    return lambda directory: exports.change(
-        directory / "text.json", **{k.replace("__", "."): v for k, v in values.items()}
-    )
+    return change("text.json", values)
 
 
 def without(name, key):
@@ -83,15 +90,9 @@ def without(name, key):
     return damage
 
 
-def replace_by(make):
-    """Puts something that is no regular file in the place of a file."""
-
-    def damage(directory, name="model.safetensors"):
-        path = directory / name
-        path.unlink()
-        make(path)
-
-    return damage
+def pipe(directory):
+    (directory / "model.safetensors").unlink()
+    os.mkfifo(directory / "model.safetensors")
 
 
 def link_to(name, target):
@@ -102,44 +103,19 @@ def link_to(name, target):
     return damage
 
 
-def repeated(key, value):
-    return lambda known: {**known, key: {**known[key], **value}}
-
-
 MIXER = exports.pair().as_json()["encoder_stack"]["mixers"][0]
 DAMAGE = {
     # name: (what is done, a part of the message)
     "weights cut short": (cut("model.safetensors", 0.7), "not a safetensors file, or is damaged"),
-    "weights cut in the header": (cut("model.safetensors", 0.001), "not a safetensors file, or is damaged"),
-    "weights empty": (write("model.safetensors", b""), "not a safetensors file, or is damaged"),
-    "weights of random bytes": (write("model.safetensors", random.Random(1).randbytes(9999)), "not a safetensors file"),
     "weights missing": (lambda d: (d / "model.safetensors").unlink(), "incomplete: there is no model.safetensors"),
-    "weights longer than their header says": (
-        lambda d: (d / "model.safetensors").open("ab").write(b"more"), "not a safetensors file, or is damaged",
-    ),
     "header of 2**63 bytes": (write("model.safetensors", struct.pack("<Q", 2**63) + b"{}"), "not a safetensors file"),
-    "header nested deeply": (
-        write("model.safetensors", struct.pack("<Q", 80000) + b'{"a":' * 16000), "not a safetensors file",
-    ),
-    "header with a huge shape": (
-        header(lambda h: repeated(TABLE, {"shape": [2**40, 2**40]})(h)), "not a safetensors file, or is damaged",
-    ),
-    "header with negative offsets": (
-        header(lambda h: repeated(TABLE, {"data_offsets": [-8, 0]})(h)), "not a safetensors file, or is damaged",
-    ),
-    "header with overlapping tensors": (
-        header(lambda h: repeated(TABLE, {"data_offsets": h[FC1]["data_offsets"]})(h)), "not a safetensors file",
-    ),
-    "header with an unknown type": (
-        header(lambda h: repeated(TABLE, {"dtype": "PICKLE"})(h)), "not a safetensors file, or is damaged",
-    ),
+    "header with a huge shape": (huge_shape, "not a safetensors file, or is damaged"),
     "another shape": (
         set_tensor(TABLE, lambda t: t[:-1].clone()),
         "embed_tokens.weight has shape [159, 128] and type F32, config.json requires [160, 128]",
     ),
     "a flat tensor": (set_tensor(FC1, lambda t: t.flatten()), "fc1.weight has shape [18432]"),
     "another type": (set_tensor(FC1, lambda t: t.half()), "type F16, config.json requires [144, 128] and F32"),
-    "whole numbers": (set_tensor(FC1, lambda t: t.to(torch.int32)), "type I32"),
     "NaN": (set_tensor(FC1, lambda t: t.index_fill(0, torch.tensor([3]), float("nan"))), "fc1.weight has NaN"),
     "infinity": (set_tensor(FC1, lambda t: t.index_fill(0, torch.tensor([3]), float("inf"))), "fc1.weight has NaN"),
     "infinities of both signs": (
@@ -151,22 +127,18 @@ DAMAGE = {
     ),
     "a tensor missing": (drop(FC1), "lacks tensors of the model in config.json: encoder.layers.0.fc1.weight"),
     "config missing": (lambda d: (d / "config.json").unlink(), "incomplete: there is no config.json"),
-    "config empty": (write("config.json", b""), "config.json is not JSON"),
     "config cut short": (cut("config.json", 0.5), "config.json is not JSON"),
     "config is not UTF-8": (write("config.json", b'{"model_type": "\xff"}'), "config.json is not JSON"),
     "config is a list": (write("config.json", b"[]"), "config.json must hold a JSON object, got []"),
     "config nested deeply": (write("config.json", b"[" * 200_000), "nested too deeply"),
-    "config nested, and closed": (write("config.json", b'{"a":' * 90_000 + b"1" + b"}" * 90_000), "nested too deeply"),
     "config of many bytes": (write("config.json", b" " * 2_000_000), "at most 1,048,576 are read"),
     "config with NaN": (write("config.json", b'{"model_type": NaN}'), "NaN is not a number of JSON"),
     "config with a number of 10,000 digits": (
         write("config.json", b'{"format_version": 1' + b"0" * 10_000 + b"}"), "config.json",
     ),
     "another model_type": (config(model_type="bert"), "model_type must be lightconv, got 'bert'"),
-    "model_type is an object": (config(model_type={"a": 1}), "model_type must be lightconv, got {'a': 1}"),
     "a newer format": (config(format_version=2), "format_version 2 is not supported: this version reads 1"),
     "format_version is true": (config(format_version=True), "format_version True is not supported"),
-    "format_version missing": (without("config.json", "format_version"), "format_version None is not supported"),
     "unknown weights": (config(weights="int4"), "weights must be one of float32, bfloat16, float16, int8, got 'int4'"),
     "other weights than those stored": (config(weights="bfloat16"), "type F32, config.json requires"),
     "8 bits that are none": (config(weights="int8"), "lacks tensors"),
@@ -174,9 +146,7 @@ DAMAGE = {
     "an unknown key": (config(encoder_stack__evil=1), "unknown key encoder_stack.evil"),
     "an unknown key with a line feed": (config(**{"encoder_stack__a\nb": 1}), "unknown key encoder_stack.a\\nb"),
     "a size is a text": (config(encoder_stack__ffn_dim="144"), "ffn_dim must be a whole number, got '144'"),
-    "a size is a float": (config(encoder_stack__ffn_dim=144.0), "ffn_dim must be a whole number, got 144.0"),
     "a size is true": (config(encoder_stack__num_heads=True), "num_heads must be a whole number, got True"),
-    "a negative size": (config(encoder_stack__ffn_dim=-1), "ffn_dim must be at least 1, got -1"),
     "another size": (config(encoder_stack__ffn_dim=145), "fc1.weight has shape [144, 128]"),
     "10^12 embeddings": (config(encoder_stack__vocab_size=10**12), "sizes must be at most 2147483647"),
     "10^9 embeddings": (config(encoder_stack__vocab_size=10**9), "embed_tokens.weight has shape [160, 128]"),
@@ -193,14 +163,9 @@ DAMAGE = {
         config(encoder_stack__mixers=[MIXER] * 4000), "tensors, but config.json has 4002 layers and bands",
     ),
     "no layers": (config(encoder_stack__mixers=[]), "mixers must have an entry for each layer"),
-    "a mixer that no one knows": (
-        config(encoder_stack__mixers=[{**MIXER, "kind": "os.system"}] * 2), "kind must be one of",
-    ),
     "a mixer that is not causal": (
         config(decoder_stack__mixers=[{**MIXER, "causal": False}] * 2), "unknown key decoder_stack.mixers.causal",
     ),
-    "heads that do not divide": (config(decoder_stack__num_heads=5), "num_heads must divide embed_dim"),
-    "dropout of 2": (config(encoder_stack__dropout=2), "dropout must be in [0, 1), got 2"),
     "a pad that is not a word": (config(pad_token_id=10**6), "pad must be an index of the"),
     "another pad": (config(pad_token_id=5), "bos, pad, eos and unk_token_id must be 0, 1, 2 and 3"),
     "a vocabulary of another size": (config(vocab_size=5), "vocab_size must be 160 as in the rest of the file, got 5"),
@@ -240,11 +205,8 @@ DAMAGE = {
     "a language of Moses that is a path": (text(source__recipe__lang="../../x"), "Moses has no rules for the language"),
     "unknown subwords": (text(source__subwords="pickle"), "subwords must be one of bpe, sentencepiece, words"),
     "a file above": (text(source__file="../codes"), "'../codes' is not the name of a file in this directory"),
-    "a file elsewhere": (text(source__file="/etc/passwd"), "'/etc/passwd' is not the name of a file in this directory"),
-    "a file in a subfolder": (text(source__file="a/../source.bpe"), "is not the name of a file in this directory"),
     "a file with a NUL": (text(source__file="a\0b"), "is not the name of a file in this directory"),
     "a file without a name": (text(source__file=""), "'' is not the name of a file in this directory"),
-    "a file that is the directory": (text(source__file="."), "'.' is not the name of a file in this directory"),
     "a file that is above": (text(source__file=".."), "'..' is not the name of a file in this directory"),
     "a file of a Windows path": (text(source__file="..\\codes"), "is not the name of a file in this directory"),
     "a file that is not there": (text(source__file="nowhere"), "incomplete: there is no nowhere"),
@@ -255,37 +217,21 @@ DAMAGE = {
     "merges in the place of a sentencepiece model": (
         text(source__subwords="sentencepiece"), "source.bpe is not a model of sentencepiece",
     ),
-    "a dictionary missing": (lambda d: (d / "dict.en.txt").unlink(), "incomplete: there is no dict.en.txt"),
-    "a dictionary cut short": (cut("dict.en.txt", 0.5), "dict.en.txt"),
     "a shorter dictionary": (
         write("dict.de.txt", exports.dictionary(150)), "has 150 entries with fairseq's four special symbols, but",
     ),
-    "a longer dictionary": (write("dict.de.txt", exports.dictionary(161)), "does not match the model"),
     "a dictionary with a word twice": (write("dict.de.txt", b"a 1\na 1\n"), "dict.de.txt, line 2: 'a' occurs twice"),
-    "a dictionary that is a pickle": (write("dict.de.txt", pickle.dumps({"a": 1})), "dict.de.txt"),
     "a link out of the directory": (link_to("dict.de.txt", "/etc/passwd"), "a link to a file outside its directory"),
     "a relative link out": (link_to("source.bpe", "../codes"), "there is no source.bpe"),
     "a link to itself": (link_to("dict.de.txt", "dict.de.txt"), "dict.de.txt cannot be read"),
-    "a link to a device": (link_to("model.safetensors", "/dev/zero"), "a link to a file outside its directory"),
-    "a pipe": (replace_by(os.mkfifo), "model.safetensors is not a file"),
-    "a folder for a file": (replace_by(os.mkdir), "model.safetensors is not a file"),
+    "a pipe": (pipe, "model.safetensors is not a file"),
 }  # fmt: skip
 
 LISTED = {
     "missing": (lambda d: (d / "shortlist.txt").unlink(), "incomplete: there is no shortlist.txt"),
-    "a link out of the directory": (link_to("shortlist.txt", "/etc/passwd"), "a link to a file outside its directory"),
-    "a pipe": (lambda d: replace_by(os.mkfifo)(d, "shortlist.txt"), "shortlist.txt is not a file"),
     "empty": (write("shortlist.txt", b""), "shortlist.txt is empty"),
     "random bytes": (write("shortlist.txt", random.Random(1).randbytes(999)), "shortlist.txt is not UTF-8"),
-    "a pickle": (write("shortlist.txt", pickle.dumps({"v1": ["w1"]})), "shortlist.txt is not UTF-8"),
-    "cut short": (cut("shortlist.txt", 0.6), "expected a target word, a source word and a probability, got "),
-    "unreadable characters": (write("shortlist.txt", b"v1 w1 1\n\x1b[31m\0\n"), "line 2: expected a target word"),
     "a line of 9 MB": (write("shortlist.txt", b"v1 " * 3_000_000), "line 1: expected a target word"),
-    "no probability": (write("shortlist.txt", b"v1 w1 1e999\n"), "line 1: expected a target word"),
-    "words of another model": (
-        write("shortlist.txt", b"v1 w1 1\nv1 w500 1\nv500 w1 1\n"),
-        "shortlist.txt has 2 words that are not in the model's dictionaries, the first in line 2: source word 'w500'",
-    ),
     "neither true nor false": (config(shortlist="../codes"), "shortlist must be true or false, got '../codes'"),
 }  # fmt: skip
 
@@ -294,11 +240,9 @@ SMALL = {
     "one scale for all": (set_tensor(f"{FC1}_scale", lambda t: t[0].clone()), "fc1.weight_scale has shape []"),
     "a scale of another type": (set_tensor(f"{FC1}_scale", lambda t: t.double()), "type F64, config.json"),
     "a scale of 0": (set_tensor(f"{FC1}_scale", torch.zeros_like), "and encoder.layers.0.fc1.weight_scale positive"),
-    "a negative scale": (set_tensor(f"{FC1}_scale", torch.neg), "and encoder.layers.0.fc1.weight_scale positive"),
     "an infinite scale": (set_tensor(f"{FC1}_scale", lambda t: t / 0), "has NaN or infinite values"),
     "-128": (set_tensor(FC1, lambda t: torch.full_like(t, -128)), "fc1.weight must be in -127 … 127"),
     "no scale": (drop(f"{FC1}_scale"), "lacks tensors of the model in config.json: encoder.layers.0.fc1.weight_scale"),
     "unsigned": (set_tensor(FC1, lambda t: t.to(torch.uint8)), "type U8, config.json requires [144, 128] and I8"),
-    "not 8 bits": (set_tensor(FC1, lambda t: t.float()), "type F32, config.json requires [144, 128] and I8"),
     "8 bits, and it says float32": (config(weights="float32"), "has unknown tensors"),
 }  # fmt: skip

@@ -1,6 +1,5 @@
 """`lightconv convert`: what cannot be converted is refused in one line, and nothing is written."""
 
-import subprocess
 import sys
 from importlib.metadata import version
 
@@ -12,6 +11,7 @@ from lightconv_plugin.errors import InputError
 pytest.importorskip("fairseq")
 
 from lightconv_plugin.checkpoints.conversion import convert
+from tests import programs
 from tests.checkpoints.conversions import checkpoint, load, run, settings, small
 from tests.models.toys import SMALL, build
 
@@ -168,6 +168,5 @@ def test_the_same_layout_and_the_same_file_are_refused(their_task, tmp_path, cap
 def test_what_fairseq_logs_while_it_is_imported_is_not_shown(tmp_path):
     """In a process of its own, which has not imported it."""
     command = [sys.executable, "-m", "lightconv_plugin", "convert", tmp_path / "none.pt", tmp_path / "out.pt"]
-    done = subprocess.run([*command, "--to", "fairseq"], capture_output=True, text=True, timeout=300)
-    assert done.returncode == 2
+    done = programs.run(*command, "--to", "fairseq", status=2)
     assert len(done.stderr.splitlines()) == 1 and "none.pt" in done.stderr

@@ -17,18 +17,8 @@ from lightconv_plugin.checkpoints.exported import load_model, open_exported
 from lightconv_plugin.errors import InputError
 from lightconv_plugin.text.shortlist import read_lists
 from tests.checkpoints import exports
-from tests.checkpoints.export_damage import DAMAGE, FC1, LISTED, SMALL, drop, set_tensor
+from tests.checkpoints.export_damage import DAMAGE, FC1, LISTED, SMALL, RunsACommand, drop, set_tensor
 from tests.memory import reset_peak, status
-
-
-class Evil:
-    """Leaves a file where it is unpickled."""
-
-    def __init__(self, marker):
-        self.marker = marker
-
-    def __reduce__(self):
-        return os.system, (f"touch '{self.marker}'",)
 
 
 @pytest.fixture(scope="module")
@@ -124,9 +114,9 @@ def test_nothing_is_unpickled(form, name, made, tmp_path):
     marker = tmp_path / "executed"
     content = io.BytesIO()
     if form == "pickle":
-        pickle.dump(Evil(marker), content)
+        pickle.dump(RunsACommand(marker), content)
     else:
-        torch.save({FC1: Evil(marker)}, content, _use_new_zipfile_serialization=form == "torch.save")
+        torch.save({FC1: RunsACommand(marker)}, content, _use_new_zipfile_serialization=form == "torch.save")
     (made / name).write_bytes(content.getvalue())
     for other in ("pytorch_model.bin", "training_args.bin", "model.pt"):  # which nobody reads
         (made / other).write_bytes(content.getvalue())

@@ -249,7 +249,7 @@ def test_an_error_leaves_nothing(tmp_path, monkeypatch):
     for force in (True, False):
         place = tmp_path / ("m" if force else "n")
         with monkeypatch.context() as patch:
-            patch.setattr(files, "_sync", lambda path: (_ for _ in ()).throw(OSError(5, "I/O error", str(path))))
+            patch.setattr(files, "sync", lambda path: (_ for _ in ()).throw(OSError(5, "I/O error", str(path))))
             with pytest.raises(OSError, match="I/O error"):
                 exports.export(place, force=force)
     assert {path.name for path in tmp_path.iterdir()} == {"m", "codes"}

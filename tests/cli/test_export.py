@@ -21,7 +21,7 @@ from lightconv_plugin.text.recipe import Recipe
 from tests.checkpoints.fairseq_files import state
 from tests.generation import translation_toys as toys
 from tests.models import language_model_toys
-from tests.robustness.golden_files import GOLDEN, LANGUAGE_MODEL, PREVIOUS, SOURCE, unpack
+from tests.robustness.golden_files import GOLDEN, LANGUAGE_MODEL, PREVIOUS, SOURCE, data_of, unpack
 from tests.robustness.test_golden import CASES, EXPECTED
 
 
@@ -63,13 +63,8 @@ def log_probabilities(directory) -> torch.Tensor:
 @pytest.mark.parametrize(("name", "mixer"), CASES)
 def test_trained_checkpoints_compute_the_same(name, mixer, tmp_path):
     """Of every mixer, trained by both distributions of fairseq, and with the numbers that fairseq's model gave then."""
-    folder = GOLDEN / name
-    data, langs = folder, ["-s", "de", "-t", "en", "--bpe-codes", "none", "--tokenizer", "none"]
-    if mixer == LANGUAGE_MODEL:
-        data, langs = tmp_path / "data", []
-        data.mkdir()
-        (data / "dict.txt").write_bytes((folder / "dict.txt").read_bytes())
-    path = unpack(folder, mixer, tmp_path)
+    langs = [] if mixer == LANGUAGE_MODEL else ["-s", "de", "-t", "en", "--bpe-codes", "none", "--tokenizer", "none"]
+    path, data = unpack(GOLDEN / name, mixer, tmp_path), data_of(mixer, tmp_path / "data")
     assert lightconv(path, tmp_path / "m", "--data", data, *langs) == 0
     want = torch.tensor(EXPECTED[name]["models"][mixer]["log_probabilities"])
     torch.testing.assert_close(log_probabilities(tmp_path / "m"), want, rtol=0, atol=2e-5)

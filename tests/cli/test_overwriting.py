@@ -6,7 +6,7 @@ import pytest
 
 from lightconv_plugin.cli import main
 from lightconv_plugin.errors import InputError
-from lightconv_plugin.files import DirectoryKind, atomic_write, check_new_directory, check_new_file
+from lightconv_plugin.files import DirectoryKind, check_new_directory, check_new_file
 
 # OUT: an existing file. None of the inputs exists: the refusal comes before any work.
 FILES = {
@@ -68,20 +68,6 @@ def test_an_empty_file_and_a_device_lose_nothing(tmp_path):
     (tmp_path / "full").write_text("x")
     with pytest.raises(InputError, match="link exists already"):
         check_new_file(tmp_path / "link", force=False)
-
-
-def test_a_file_that_is_replaced_keeps_its_owner_and_permissions(tmp_path):
-    path = tmp_path / "file"
-    path.touch()
-    path.chmod(0o604)
-    if os.geteuid() == 0:  # only root may give a file away
-        os.chown(path, 1, 2)
-    before = path.stat()
-    with atomic_write(path) as file:
-        file.write("new")
-    after = path.stat()
-    assert path.read_text() == "new" and after.st_ino != before.st_ino
-    assert (after.st_mode, after.st_uid, after.st_gid) == (before.st_mode, before.st_uid, before.st_gid)
 
 
 def test_a_read_only_folder_is_refused_before_any_work(tmp_path, monkeypatch):

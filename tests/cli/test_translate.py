@@ -232,11 +232,6 @@ def test_wrong_words(arguments, said, run):
     assert err.startswith("lightconv translate: error: ") and said in err and err.count("\n") == 1
 
 
-def test_a_model_that_does_not_exist(run):
-    error = "lightconv translate: error: no such checkpoint or exported directory: nowhere.pt\n"
-    assert run(encoded(LINES), models=["nowhere.pt"]) == (2, "", error)
-
-
 def test_the_input_is_not_overwritten(run, tmp_path):
     path = tmp_path / "text"
     path.write_bytes(encoded(LINES))

@@ -1,14 +1,13 @@
 """Small trainings by fairseq's own commands, with and without a patch. GPUs are hidden from all of them."""
 
 import importlib.metadata
-import json
 import re
 from collections.abc import Callable
 
 import pytest
 
 from lightconv_plugin import compat
-from tests.fairseq_cli import USER_DIR, run
+from tests.fairseq_cli import USER_DIR, logged, run
 
 PLUGIN = ["--user-dir", str(USER_DIR)]
 RECIPE = "--optimizer adam --lr 0.01 --max-tokens 100 --num-workers 0 --log-format json --log-interval 1".split()
@@ -34,8 +33,7 @@ def train(data, save_dir, *options, **environment) -> str:
 
 def losses(log: str) -> dict[int, float]:
     """Update number -> training loss."""
-    lines = [json.loads(line) for line in re.findall(r"train_inner\b.*?(\{.*\})", log)]
-    return {int(line["num_updates"]): float(line["loss"]) for line in lines}
+    return {int(line["num_updates"]): float(line["loss"]) for line in logged(log)}
 
 
 def is_applied(name: str) -> bool:

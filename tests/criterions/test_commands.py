@@ -1,25 +1,13 @@
 """fairseq-train with R-Drop and SimCut, by one process and by two."""
 
-import json
-
 import pytest
 
 pytest.importorskip("fairseq", reason="fairseq is not installed")
 
-from tests.fairseq_cli import RECIPE, SIZE, USER_DIR, binarise, run
+from tests.fairseq_cli import RECIPE, SIZE, USER_DIR, logged, run
 
 AT = RECIPE.index("--criterion")
 BASE = RECIPE[:AT] + RECIPE[AT + 2 :]  # without the criterion's name
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    return binarise(tmp_path_factory.mktemp("corpus"))
-
-
-def statistics(log: str, which: str) -> list[dict]:
-    """The logged lines of updates ("train_inner") or validations ("valid")."""
-    return [json.loads(line[line.index("{") :]) for line in log.splitlines() if f"| {which} |" in line]
 
 
 @pytest.mark.parametrize(
@@ -35,14 +23,14 @@ def statistics(log: str, which: str) -> list[dict]:
     ],
     ids=["rdrop", "simcut", "transformer"],
 )
-def test_a_training(data, tmp_path, name, options, architecture):
+def test_a_training(toy_data, tmp_path, name, options, architecture):
     size = [word for word in SIZE if "kernel" not in word and word != "3,7"] if architecture == "transformer" else SIZE
     criterion = ("--criterion", f"label_smoothed_cross_entropy_with_{name}", *options)
     log = run(
-        "train", data, "--user-dir", USER_DIR, "--arch", architecture, *size, *BASE, "--max-epoch", "1",
+        "train", toy_data, "--user-dir", USER_DIR, "--arch", architecture, *size, *BASE, "--max-epoch", "1",
         "--save-dir", tmp_path, *criterion,
     )  # fmt: skip
-    updates, [valid] = statistics(log, "train_inner"), statistics(log, "valid")
+    updates, [valid] = logged(log), logged(log, "valid")
     assert len(updates) > 1 and all(float(update[f"{name}_kl_loss"]) > 0 for update in updates)
     assert f"valid_{name}_kl_loss" not in valid
     # A loss of one pass: about the entropy of the words that there are, not twice as much.

@@ -4,7 +4,6 @@ import json
 import os
 import runpy
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -13,7 +12,7 @@ import torch
 
 from lightconv_plugin.cli import main
 from lightconv_plugin.deployment import package, state_tensors
-from tests import ROOT
+from tests import ROOT, programs
 from tests.checkpoints import exports
 from tests.deployment import toys
 
@@ -46,13 +45,9 @@ def expected(model):
 
 def decode(directory):
     """docs/examples/decode.py in a process without this package: the pieces that it prints."""
-    program = [sys.executable, "-I", str(EXAMPLES / "decode.py"), str(directory)]
+    program = [sys.executable, "-I", EXAMPLES / "decode.py", directory]
     assert "lightconv_plugin" not in (EXAMPLES / "decode.py").read_text(encoding="utf-8")
-    done = subprocess.run(
-        program, input="".join(f"{line}\n" for line in LINES), capture_output=True, text=True, cwd="/", timeout=300
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()
+    return programs.run(*program, input="".join(f"{line}\n" for line in LINES), cwd="/").stdout.splitlines()
 
 
 def pieces(found, begin):
@@ -143,13 +138,9 @@ def test_compiled_for_python_and_for_cpp(exported, deployed_model, tmp_path):
     libraries = [f"-L{torch_at / 'lib'}", f"-Wl,-rpath,{torch_at / 'lib'}", "-ltorch", "-ltorch_cpu", "-lc10"]
     abi = f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"
     program = tmp_path / "decode"
-    subprocess.run(
-        [compiler, "-std=c++20", abi, str(EXAMPLES / "decode.cpp"), "-o", str(program), *includes, *libraries],
-        check=True,
-    )
+    programs.run(compiler, "-std=c++20", abi, EXAMPLES / "decode.cpp", "-o", program, *includes, *libraries)
     lines = "".join(" ".join(map(str, numbers(line, "w"))) + "\n" for line in LINES)
-    command = [program, tmp_path / "out", str(LONGEST)]
-    done = subprocess.run(command, input=lines, capture_output=True, text=True, check=True)
+    done = programs.run(program, tmp_path / "out", LONGEST, input=lines)
     assert [[*map(int, line.split())] for line in done.stdout.splitlines()] == wanted
 
 

@@ -2,7 +2,6 @@
 
 import importlib.util
 import shutil
-import subprocess
 import sys
 
 import pytest
@@ -51,7 +50,7 @@ def test_pages_load_nothing_from_other_hosts(site):
 def pages_at(site, repository):
     """(exit status, output) of scripts/dev/pages_at.py."""
     command = [sys.executable, repository / "scripts/dev/pages_at.py", site]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    done = programs.run(*command, status=None, timeout=600)
     return done.returncode, done.stdout + done.stderr
 
 

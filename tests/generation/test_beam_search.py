@@ -125,28 +125,6 @@ def test_a_sentence_does_not_depend_on_its_batch():
         toys.assert_same([together[i]], alone)
 
 
-def test_many_small_random_searches():
-    """Options at random, of which test_options has one at a time."""
-    for seed in range(20):
-        torch.manual_seed(seed)
-
-        def draw(*choices):
-            return choices[int(torch.randint(len(choices), ()))]
-
-        options = {
-            "beam_size": draw(1, 2, 3, 5, 8),
-            "len_penalty": draw(0.5, 1.0, 1.5),
-            "min_len": draw(1, 1, 5),
-            "max_len_b": draw(8, 25),
-            "unk_penalty": draw(0.0, 1.0),
-            "temperature": draw(1.0, 1.0, 1.5),
-            "no_repeat_ngram_size": draw(0, 0, 2, 3),
-        }
-        chosen = draw(models()[:1], models()[1:], models())
-        sample = toys.batch(sentences=draw(1, 4, 9), longest=draw(2, 6, 12), left_pad=draw(True, False))
-        toys.check(chosen, sample, **options)
-
-
 @pytest.mark.usefixtures("search")
 def test_nan_is_an_error_and_not_a_hang():
     torch.manual_seed(1)

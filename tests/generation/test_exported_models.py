@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import subprocess
 import sys
 
 import pytest
@@ -14,6 +13,7 @@ from lightconv_plugin.cli import main
 from lightconv_plugin.errors import TranslationError
 from lightconv_plugin.generation.translator import Translator
 from lightconv_plugin.text.sides import TextSide
+from tests import programs
 from tests.checkpoints.exports import change
 from tests.generation import translation_toys as toys
 
@@ -87,16 +87,10 @@ def test_without_fairseq(made):
         "import sys\nfor name in ('fairseq', 'hydra', 'omegaconf'): sys.modules[name] = None\n"
         "from lightconv_plugin.cli import main\nsys.exit(main.main(sys.argv[1:]))"
     )
-    run = subprocess.run(
-        [sys.executable, "-c", program, "translate", str(made["dynamicconv"][1]), "--max-len-b", "20"],
-        input="\n".join(LINES) + "\n",
-        capture_output=True,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        check=False,
-    )
-    assert (run.returncode, run.stderr) == (0, "")
-    assert run.stdout.splitlines() == [ranked[0][0] for ranked in results(Translator(made["dynamicconv"][1], **SHORT))]
+    command = [sys.executable, "-c", program, "translate", made["dynamicconv"][1], "--max-len-b", 20]
+    done = programs.run(*command, input="\n".join(LINES) + "\n", OMP_NUM_THREADS=1)
+    assert done.stderr == ""
+    assert done.stdout.splitlines() == [ranked[0][0] for ranked in results(Translator(made["dynamicconv"][1], **SHORT))]
 
 
 def test_what_does_not_go_together_is_said(made, tmp_path):

@@ -1,8 +1,6 @@
 """The native search against the one in torch, which defines it, and against itself: threads, batches, arithmetic."""
 
-import os
 import random
-import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -19,7 +17,7 @@ from lightconv_plugin.modules import ModelConfig, StackConfig, build_model
 from lightconv_plugin.modules.attention import AttentionConv
 from lightconv_plugin.ops import backends
 from lightconv_plugin.ops.instructions import compiled_for, instruction_set
-from tests import ROOT
+from tests import programs
 from tests.checkpoints.exports import build_model as build_exported
 from tests.checkpoints.exports import pair
 from tests.fastest import fastest
@@ -270,8 +268,7 @@ torch.save({seed: models.random_case(seed).search(models.native_search) for seed
 
 
 def _at_level(level: str, file) -> dict:
-    environment = {**os.environ, "LIGHTCONV_CPU_ISA": level, "PYTHONPATH": str(ROOT)}
-    subprocess.run([sys.executable, "-c", _AT_A_LEVEL, str(file)], env=environment, cwd=ROOT, check=True)
+    programs.run(sys.executable, "-c", _AT_A_LEVEL, file, LIGHTCONV_CPU_ISA=level)
     return torch.load(file)
 
 

@@ -104,7 +104,6 @@ def test_there_are_always_enough_words_for_the_beam(tmp_path):
     [
         ("", "shortlist is empty"),
         ("the der 0.9\nthe der\n", "shortlist, line 2: expected a target word, a source word and a probability"),
-        ("the der 0.9 1\n", "shortlist, line 1: expected a target word"),
         ("the der x\n", "shortlist, line 1: expected a target word"),
         ("the der nan\n", "shortlist, line 1: expected a target word"),
         ("the der 1.5\n", "shortlist, line 1: expected a target word"),

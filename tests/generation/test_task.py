@@ -2,7 +2,6 @@
 
 import contextlib
 import re
-import subprocess
 from argparse import Namespace
 
 import pytest
@@ -17,7 +16,7 @@ from fairseq.tasks import FairseqTask
 from lightconv_plugin.generation import FastGenerator, batch_search
 from lightconv_plugin.generation import generator as generator_module
 from lightconv_plugin.generation.task import TranslationFastConfig, TranslationFastTask
-from tests import ROOT, fairseq_cli
+from tests import fairseq_cli, programs
 from tests.generation import toys
 from tests.models.language_model_toys import build_lm, scramble
 from tests.models.toys import dictionary
@@ -213,5 +212,5 @@ def test_registering_the_task_imports_no_search():
         "assert 'translation_fast' in TASK_REGISTRY\n"
         "print(*sorted(name for name in sys.modules if name.startswith('lightconv_plugin.generation')))"
     )
-    done = subprocess.run([warm_python(), "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
+    done = programs.run(warm_python(), "-c", code)
     assert done.stdout.split() == ["lightconv_plugin.generation", "lightconv_plugin.generation.task"]

@@ -306,7 +306,6 @@ def test_attention_needs_no_kernel_sizes():
             ["--share-decoder-input-output-embed needs --decoder-output-dim", "64 and 512"],
         ),
         ("--encoder-layerdrop 1", ["--encoder-layerdrop", "[0, 1)"]),
-        ("--decoder-layerdrop -0.5", ["--decoder-layerdrop", "[0, 1)", "-0.5"]),
         (
             "--decoder-attention-heads 6 --decoder-conv-dim 516",
             ["--decoder-attention-heads", "--decoder-embed-dim", "over the encoder", "6 heads, 512 features"],

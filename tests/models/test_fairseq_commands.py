@@ -1,13 +1,12 @@
 """The commands that fairseq's users know, with `--user-dir` added and nothing else."""
 
-import json
 import re
-import subprocess
 
 import pytest
 import torch
 
-from tests.fairseq_cli import RECIPE, REPOSITORY, SIZE, USER_DIR, run
+from tests import programs
+from tests.fairseq_cli import RECIPE, REPOSITORY, SIZE, USER_DIR, logged, run
 from tests.warm_python import warm_python
 
 PLUGIN = ["--user-dir", str(USER_DIR)]
@@ -33,10 +32,6 @@ def trained(data, tmp_path_factory):
     assert "lightconv architectures are lightconv_plugin's" in log
     assert '"valid_bleu"' in log
     return folder
-
-
-def updates(log: str) -> list[dict]:
-    return [json.loads(m) for m in re.findall(r"train_inner\b.*?(\{.*\})", log)]
 
 
 def test_generate_and_interactive_agree(data, trained):
@@ -71,8 +66,7 @@ model = m.architectures.LightconvIwsltDeEnModel.from_pretrained(
 assert model.apply_bpe("den Hund") == "d@@ e@@ n Hu@@ nd"
 print("TRANSLATION", repr(model.translate("ich sieht den Hund", beam=2)))
 """
-    done = subprocess.run([warm_python(), "-c", script], capture_output=True, text=True, cwd=REPOSITORY)
-    assert done.returncode == 0, done.stderr[-4000:]
+    done = programs.run(warm_python(), "-c", script)
     assert re.search(r"^TRANSLATION '.*'$", done.stdout, re.M)
 
 
@@ -88,8 +82,8 @@ def test_a_training_that_fairseq_began(data, tmp_path, conv_type):
     assert "lightconv_plugin's" not in theirs
     (tmp_path / "theirs").mkdir()
     more = [*command, "--max-epoch", 3, "--restore-file", tmp_path / "checkpoint2.pt"]
-    expected = updates(run("train", *more, "--save-dir", tmp_path / "theirs", LIGHTCONV_KEEP_UPSTREAM="1"))
-    ours = updates(run("train", *more, "--save-dir", tmp_path / "ours"))
+    expected = logged(run("train", *more, "--save-dir", tmp_path / "theirs", LIGHTCONV_KEEP_UPSTREAM="1"))
+    ours = logged(run("train", *more, "--save-dir", tmp_path / "ours"))
     assert len(ours) == len(expected) > 1
     assert [float(u["loss"]) for u in ours] == pytest.approx([float(u["loss"]) for u in expected], abs=0.005)
     log = run("generate", data, *PLUGIN, "--path", tmp_path / "checkpoint2.pt", "--beam", 2, *SEARCH)
@@ -129,7 +123,7 @@ def test_hydra_train_then_generate(data, tmp_path):
     assert model["encoder_ffn_embed_dim"] == 1024 and model["decoder_ffn_embed_dim"] == 40
     assert model["encoder_attention_heads"] == 4 and model["encoder_glu"] is False
     assert model["weight_dropout"] == 0.1 and model["encoder_conv_type"] == "lightweight"
-    assert len(updates(log)) == 3
+    assert len(logged(log)) == 3
     log = run("generate", data, *PLUGIN, "--path", checkpoint, "--beam", 2, *SEARCH)
     assert "Generate test with beam=2" in log
 
@@ -188,7 +182,7 @@ def test_plain_ddp_with_two_processes(data, tmp_path, architecture):
         "--distributed-world-size", 2, "--ddp-backend", "pytorch_ddp", "--distributed-backend", "gloo",
         "--disable-validation", "--no-save",
     )  # fmt: skip
-    assert len(updates(log)) == 2
+    assert len(logged(log)) == 2
 
 
 @pytest.mark.parametrize(
@@ -207,7 +201,7 @@ def test_flags_of_training(data, tmp_path, flags):
         "train", data, *PLUGIN, "--arch", "dynamicconv_iwslt_de_en", *SIZE, *recipe, "--save-dir", tmp_path,
         "--max-update", 2, "--no-save", "--disable-validation", *flags.split(),
     )  # fmt: skip
-    assert all(float(u["loss"]) < 20 for u in updates(log)) and len(updates(log)) == 2
+    assert all(float(u["loss"]) < 20 for u in logged(log)) and len(logged(log)) == 2
 
 
 MIXERS = (
@@ -224,9 +218,9 @@ def test_a_mixer_of_each_kind(data, tmp_path):
         "train", data, *PLUGIN, "--arch", "talkconv_iwslt_de_en", *SIZE, *RECIPE, *MIXERS, "--save-dir", tmp_path,
         "--bf16", "--weight-dropout", 0.2, "--attention-dropout", 0.2,
     ]  # fmt: skip
-    first = updates(run(*command, "--max-epoch", 1))
+    first = logged(run(*command, "--max-epoch", 1))
     log = run(*command, "--max-epoch", 2)
-    again = updates(log)
+    again = logged(log)
     assert all(float(u["loss"]) < 20 for u in first) and "Loaded checkpoint" in log
     assert int(again[0]["num_updates"]) == int(first[-1]["num_updates"]) + 1
     log = run("generate", data, *PLUGIN, "--path", tmp_path / "checkpoint_last.pt", "--beam", 3, *SEARCH)

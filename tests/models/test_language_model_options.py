@@ -171,15 +171,10 @@ TIED = {**ADAPTIVE, "tie_adaptive_weights": True}
 SHARED = {"share_decoder_input_output_embed": True}
 WRONG = {
     "kernels": ({"decoder_kernel_size_list": [3, 7]}, ["--decoder-kernel-size-list", "6 layers", "got 2"]),
-    "mixer": ({"decoder_conv_type": "fast"}, ["--decoder-conv-type", "'fast'", "talk"]),
-    "heads": ({"decoder_attention_heads": 7}, ["--decoder-attention-heads", "7 heads", "512 channels"]),
     "dropout": ({"dropout": 1.5}, ["--dropout", "[0, 1)", "1.5"]),
-    "layers": ({"decoder_layers": 0}, ["--decoder-layers", "at least 1", "got 0"]),
     "input-dim": ({"decoder_input_dim": 0}, ["--decoder-input-dim", "at least 1", "got 0"]),
-    "softmax-dropout": ({"adaptive_softmax_dropout": 1.0}, ["--adaptive-softmax-dropout", "[0, 1)"]),
     "no-cutoff": ({"adaptive_input": True}, ["--adaptive-input needs --adaptive-input-cutoff"]),
     "cutoff": ({"adaptive_softmax_cutoff": "many"}, ["--adaptive-softmax-cutoff", "increasing", "many"]),
-    "order": ({"adaptive_softmax_cutoff": [20, 8]}, ["--adaptive-softmax-cutoff", "increasing", "[20, 8]"]),
     "factor": (ADAPTIVE | {"adaptive_input_factor": 100.0}, ["--adaptive-input-factor", "100", "512", "[8, 20]"]),
     "zero-factor": (ADAPTIVE | {"adaptive_softmax_factor": 0.0}, ["--adaptive-softmax-factor", "0"]),
     "proj-alone": (ADAPTIVE | {"tie_adaptive_proj": True}, ["--tie-adaptive-proj needs --tie-adaptive-weights"]),
@@ -191,11 +186,6 @@ WRONG = {
     "shared-adaptive": (ADAPTIVE | SHARED, ["--share-decoder-input-output-embed", "--adaptive-input"]),
     "shared-dims": (SHARED | {"decoder_input_dim": 8}, ["--decoder-input-dim", "8 and 512"]),
     "layerdrop": ({"decoder_layerdrop": 1.0}, ["--decoder-layerdrop", "[0, 1)"]),
-    "attention-heads": (
-        {"decoder_conv_type": "attention", "decoder_attention_heads": 6},
-        ["--decoder-attention-heads", "--decoder-embed-dim", "6 heads, 512 features"],
-    ),
-    "scalar-noise": ({"quant_noise_scalar": 0.1}, ["--quant-noise-scalar", "--decoder-conv-type dynamic"]),
     "filters": ({"character_filters": "3,4"}, ["--character-filters", "(width, channels)", "3,4"]),
     "no-channels": ({"character_filters": "[(1,0)]"}, ["--character-filters", "[(1,0)]"]),
 }

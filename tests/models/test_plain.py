@@ -119,16 +119,12 @@ def test_fairseqs_language_model_with_adaptive_inputs(tied):
     close(plain_model(model)(tokens).logits, language_model_toys.log_probabilities(model, tokens))
 
 
-@pytest.mark.parametrize("mixer", [*MIXERS, *LM_VARIANTS])
-@torch.no_grad()
-def test_pads_on_the_left_of_a_decoder(mixer):
+def check_left_pads(plain, state, *source):
     """What stands before a sentence does not change it: in one pass, and step by step."""
-    plain = plain_model(stirred(language_model_toys.build_lm(decoder_conv_type=mixer)))
-    tokens = torch.randint(4, 30, (2, 6))
-    alone = plain(tokens).logits
-    padded = torch.cat([torch.full((2, 3), 1), tokens], dim=1)
-    close(plain(padded).logits[:, 3:], alone)
-    state = plain.start(2)
+    words = torch.randint(4, 30, (2, 6))
+    alone = plain(*source, words).logits
+    padded = torch.cat([torch.full((2, 3), 1), words], dim=1)
+    close(plain(*source, padded).logits[:, 3:], alone)
     steps = []
     for piece in padded.split([5, 1, 3], dim=1):
         logits, state = plain.step(piece, state)
@@ -136,20 +132,19 @@ def test_pads_on_the_left_of_a_decoder(mixer):
     close(torch.cat(steps, dim=1)[:, 3:], alone)
 
 
+@pytest.mark.parametrize("mixer", [*MIXERS, *LM_VARIANTS])
+@torch.no_grad()
+def test_pads_on_the_left_of_a_decoder(mixer):
+    plain = plain_model(stirred(language_model_toys.build_lm(decoder_conv_type=mixer)))
+    check_left_pads(plain, plain.start(2))
+
+
 @pytest.mark.parametrize("mixer", [*MIXERS, *toys.VARIANTS])
 @torch.no_grad()
 def test_left_pads_of_a_decoder_with_an_encoder(mixer):
-    """They come before the words: convolutions must read them as zeros, those of attention's queries too."""
-    plain = plain_model(encoder_decoder(mixer, {}))
-    source, words = toys.batch()[0][:2], torch.randint(4, 30, (2, 6))
-    alone = plain(source, words).logits
-    padded = torch.cat([torch.full((2, 3), 1), words], dim=1)
-    close(plain(source, padded).logits[:, 3:], alone)
-    state, steps = plain.start(plain.encode(source)), []
-    for piece in padded.split([5, 1, 3], dim=1):
-        logits, state = plain.step(piece, state)
-        steps.append(logits)
-    close(torch.cat(steps, dim=1)[:, 3:], alone)
+    """Convolutions must read them as zeros, those of attention's queries too."""
+    plain, source = plain_model(encoder_decoder(mixer, {})), toys.batch()[0][:2]
+    check_left_pads(plain, plain.start(plain.encode(source)), source)
 
 
 @pytest.mark.parametrize("mixer", [*MIXERS, *toys.VARIANTS])

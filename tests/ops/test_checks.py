@@ -47,19 +47,10 @@ ALLOWED_TYPES = "torch.float32, torch.bfloat16, torch.float16, torch.float64"
 WRONG = [
     # types
     (ALL, {"x": None}, TypeError, ["x must be a tensor", "None"]),
-    (ALL, {"x": [1.0]}, TypeError, ["x must be a tensor", "[1.0]", "list"]),
     (FILTERS, {"weight": None}, TypeError, ["weight must be a tensor", "None"]),
-    (FILTERS, {"weight": 3.5}, TypeError, ["weight must be a tensor", "3.5"]),
     (FILTERS, {"bias": 1}, TypeError, ["bias must be a tensor", "1", "int"]),
     (STEPS, {"state": "past"}, TypeError, ["state must be a tensor", "'past'"]),
     (ALL, {"x": torch.ones(T, B, C, dtype=torch.int64)}, TypeError, ["x must", ALLOWED_TYPES, "torch.int64"]),
-    (
-        FILTERS,
-        {"x": torch.ones(T, B, C, dtype=torch.complex64)},
-        TypeError,
-        ["x must", ALLOWED_TYPES, "torch.complex64"],
-    ),
-    (FILTERS, {"weight": torch.ones(H, K, dtype=torch.bool)}, TypeError, ["weight must", ALLOWED_TYPES, "torch.bool"]),
     (
         FILTERS,
         {"x": torch.ones(T, B, C).half()},
@@ -70,11 +61,9 @@ WRONG = [
     (STEPS, {"state": torch.ones(1, B, C).bfloat16()}, TypeError, ["state must have x's dtype", "torch.bfloat16"]),
     (CONVOLUTIONS, {"padding_l": 1.0}, TypeError, ["padding_l must be an int", "1.0", "float"]),
     (CONVOLUTIONS, {"padding_l": True}, TypeError, ["padding_l must be an int", "True", "bool"]),
-    (CONVOLUTIONS, {"padding_l": None}, TypeError, ["padding_l must be an int", "None"]),
     (FILTERS, {"normalize": None}, TypeError, ["normalize must be a str", "None"]),
     (FILTERS, {"dropout": "0.1"}, TypeError, ["dropout must be a float", "'0.1'"]),
     (FILTERS, {"dropout": True}, TypeError, ["dropout must be a float", "True", "bool"]),
-    (FILTERS, {"dropout": None}, TypeError, ["dropout must be a float", "None"]),
     (FILTERS, {"glu": 1}, TypeError, ["glu must be a bool", "1", "int"]),
     (DYNAMIC, {"renorm_padding": None}, TypeError, ["renorm_padding must be a bool", "None"]),
     (FULL, {"lengths": [4, 2, 1]}, TypeError, ["lengths must be a tensor", "[4, 2, 1]"]),
@@ -87,25 +76,6 @@ WRONG = [
         {"x": nested(T, B, C, layout=torch.jagged)},
         TypeError,
         ["x must be a dense tensor, got a nested tensor"],
-    ),
-    (
-        FILTERS,
-        {"weight": torch.ones(H, K).to_sparse()},
-        TypeError,
-        ["weight must be a dense tensor", "torch.sparse_coo"],
-    ),
-    (FILTERS, {"bias": torch.ones(C).to_sparse()}, TypeError, ["bias must be a dense tensor", "torch.sparse_coo"]),
-    (
-        CONVOLUTION_STEPS,
-        {"state": torch.ones(1, B, C).to_sparse()},
-        TypeError,
-        ["state must be a dense tensor", "sparse_coo"],
-    ),
-    (
-        CONVOLUTIONS,
-        {"lengths": torch.ones(B).long().to_sparse()},
-        TypeError,
-        ["lengths must be a dense tensor", "sparse_coo"],
     ),
     # shapes
     (ALL, {"x": torch.randn(T, C)}, ValueError, ["x must have three dimensions (T, B, C)", f"({T}, {C})"]),
@@ -181,11 +151,8 @@ WRONG = [
     (FULL, {"lengths": torch.ones(B, device="meta").long()}, ValueError, ["lengths must be on x's device cpu", "meta"]),
     # talkconv: types, shapes, values, devices
     (TALK, {"offset_left": None}, TypeError, ["offset_left must be a tensor", "None"]),
-    (TALK, {"offset_left": 0.5}, TypeError, ["offset_left must be a tensor", "0.5"]),
     (("talkconv",), {"offset_right": 0.5}, TypeError, ["offset_right must be a tensor", "0.5"]),
     (("talkconv",), {"offset_right": None}, TypeError, ["offset_right must be a tensor with max_right = 2", "None"]),
-    (TALK, {"offset_left": torch.ones(T, B, H).bool()}, TypeError, ["offset_left must", ALLOWED_TYPES, "torch.bool"]),
-    (TALK, {"x": torch.ones(T, B, C).half()}, TypeError, ["offset_left must have x's dtype torch.float16", "float32"]),
     (
         ("talkconv",),
         {"offset_right": torch.ones(T, B, H).half()},
@@ -195,8 +162,6 @@ WRONG = [
     (TALK, {"max_left": 1.0}, TypeError, ["max_left must be an int", "1.0", "float"]),
     (TALK, {"max_left": True}, TypeError, ["max_left must be an int", "True", "bool"]),
     (("talkconv",), {"max_right": None}, TypeError, ["max_right must be an int", "None"]),
-    (TALK, {"offset_left": torch.ones(T, B, H).to_sparse()}, TypeError, ["offset_left must be a dense", "sparse_coo"]),
-    (TALK, {"x": torch.randn(T, B, 0)}, ValueError, ["x must have", "one channel", f"({T}, {B}, 0)"]),
     (TALK, {"x": torch.randn(T, B, 7)}, ValueError, ["offset_left must have", "H >= 1 that divides C = 7", "H = 2"]),
     (TALK, {"offset_left": torch.rand(T, B, 0)}, ValueError, ["offset_left must have", "H >= 1", "got H = 0"]),
     (TALK, {"offset_left": torch.rand(T, B)}, ValueError, ["offset_left must have shape (T, B, H)", f"({T}, {B})"]),
@@ -223,7 +188,6 @@ WRONG = [
     ),
     (TALK, {"max_left": -1}, ValueError, ["max_left must satisfy 0 <= max_left < 2^30", "got -1"]),
     (TALK, {"max_left": 2**30}, ValueError, ["max_left must satisfy 0 <= max_left < 2^30", "got 1073741824"]),
-    (("talkconv",), {"max_right": -2}, ValueError, ["max_right must satisfy 0 <= max_right < 2^30", "got -2"]),
     (
         ("talkconv",),
         {"max_right": 2**63 - 1},
@@ -236,19 +200,7 @@ WRONG = [
         ValueError,
         ["offset_left must not exceed 1", "got 1.5"],
     ),
-    (
-        ("talkconv_step",),
-        {"offset_left": torch.full((T, B, H), math.inf)},
-        ValueError,
-        ["offset_left must not exceed 1", "got inf"],
-    ),
     (TALK, {"offset_left": torch.empty(T, B, H, device="meta")}, ValueError, ["offset_left must be on x's device cpu"]),
-    (
-        ("talkconv",),
-        {"offset_right": torch.empty(T, B, H, device="meta")},
-        ValueError,
-        ["offset_right must be on x's device"],
-    ),
 ]
 CASES = [
     pytest.param(operator, changes, error, pieces, id=f"{operator}-{number}-{'-'.join(changes)}")

@@ -10,7 +10,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -19,6 +18,7 @@ import torch
 from lightconv_plugin.ops import artifacts, compilation, instructions
 from lightconv_plugin.ops.artifacts import NativeError
 from lightconv_plugin.ops.instructions import compiled_for
+from tests import programs
 from tests.warm_python import PYTHON
 
 from .toy_libraries import BROKEN, PLAIN, script
@@ -32,14 +32,6 @@ def build(calls=None):
     return compilation.build(
         artifacts.recipe("cpu"), lambda: calls.append("started"), lambda: calls.append("waiting"), calls.append
     )
-
-
-def wait_for(path):
-    for _ in range(600):
-        if path.exists():
-            return
-        time.sleep(0.1)
-    raise AssertionError(f"{path} did not appear")
 
 
 # ------------------------------------------------------------------------------------------------ it works
@@ -344,7 +336,7 @@ def test_a_killed_build_leaves_nothing_that_is_used(how, plain):
     process = plain.start(
         f"import signal; signal.signal(signal.SIGINT, signal.default_int_handler); {BUILD}", CXX=str(slow)
     )
-    wait_for(plain.folder / "begun")
+    programs.wait_until((plain.folder / "begun").exists)
     process.send_signal(how)
     process.communicate(timeout=60)
     assert process.returncode != 0
@@ -359,7 +351,7 @@ def test_a_killed_build_leaves_nothing_that_is_used(how, plain):
 
 def test_who_waits_for_a_build_that_is_killed_builds(plain):
     first = plain.start(BUILD, CXX=str(plain.slow_compiler()))
-    wait_for(plain.folder / "begun")
+    programs.wait_until((plain.folder / "begun").exists)
     second = plain.start(f"import sys; sys.stdout.reconfigure(line_buffering=True); {BUILD}")
     assert second.stdout.readline() == "waiting\n"
     first.kill()

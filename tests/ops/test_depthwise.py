@@ -1,10 +1,14 @@
 """lightconv with a head for every channel, which has kernels of its own on a CPU: it is torch's grouped convolution."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 import torch.nn.functional as F
 
 from lightconv_plugin import ops
+
+from .operators import assert_same_bits, random_call
 
 SHAPES = [  # steps, batch, channels, kernel size, padding_l; channels that fill no vector, one, and some and a part
     (1, 1, 1, 1, 0),
@@ -46,38 +50,26 @@ def test_torchs_grouped_convolution(steps, batch, channels, size, padding_l, dty
 @pytest.mark.parametrize("packed", [False, True], ids=["lengths", "packed"])
 def test_what_lies_outside_a_sequence_is_never_read(packed, backend):
     """NaN in the rows outside reaches neither outputs nor gradients, and each sequence is as it is alone."""
-    lengths, channels, size, padding_l = [13, 0, 1, 21], 19, 7, 3
-    weight = torch.randn(channels, size)
-    alone = [torch.randn(n, 1, channels) for n in lengths]
+    lengths, edges = [13, 0, 1, 21], [0, 13, 13, 14, 35]
     if packed:
-        x = torch.cat(alone)
-        options = {"cu_seqlens": torch.tensor([0, 13, 13, 14, 35], dtype=torch.int32)}
-        rows = [slice(0, 13), slice(13, 13), slice(13, 14), slice(14, 35)]
-        places = [(r, slice(0, 1)) for r in rows]
+        steps, batch, options = 35, 1, {"cu_seqlens": torch.tensor(edges, dtype=torch.int32)}
+        places = [(slice(first, last), slice(0, 1)) for first, last in pairwise(edges)]
     else:
-        x = torch.full((21, 4, channels), torch.nan)
-        places = [(slice(0, n), slice(b, b + 1)) for b, n in enumerate(lengths)]
-        for place, rows in zip(places, alone, strict=True):
-            x[place] = rows
-        options = {"lengths": torch.tensor(lengths)}
-    leaves = [t.requires_grad_() for t in (x, weight.clone())]
-    out = ops.lightconv(*leaves, padding_l, normalize="none", **options)
-    grad = torch.randn_like(out)
-    masked = torch.zeros_like(grad)
+        steps, batch, options = 21, 4, {"lengths": torch.tensor(lengths)}
+        places = [(slice(length), slice(b, b + 1)) for b, length in enumerate(lengths)]
+    call = random_call("lightconv", steps, batch, 19, 1, 3, 3, dtype=torch.float32, normalize="none", bias=False)
+    outside = torch.ones(steps, batch, dtype=torch.bool)
     for place in places:
-        masked[place] = grad[place]
-    out.backward(masked)
-    assert out.isfinite().all() and leaves[0].grad.isfinite().all()
-    dweight = torch.zeros_like(weight)
-    for place, rows in zip(places, alone, strict=True):
-        if not len(rows):
-            continue
-        mine = [t.requires_grad_() for t in (rows.clone(), weight.clone())]
-        expected = ops.lightconv(*mine, padding_l, normalize="none")
-        expected.backward(grad[place])
-        assert torch.equal(out[place], expected) and torch.equal(leaves[0].grad[place], mine[0].grad)
-        dweight += mine[1].grad
-    torch.testing.assert_close(leaves[1].grad, dweight)
+        outside[place] = False
+    grad = call.randn_like_out().masked_fill(outside.unsqueeze(-1), 0)
+    got = call.filled(outside, torch.nan).everything(grad, **options)
+    dweight = torch.zeros(19, 7)
+    for place in [place for place in places if len(grad[place])]:
+        alone = call.part(*place).everything(grad[place])
+        dweight += alone.pop("weight")
+        assert_same_bits({name: got[name][place] for name in alone}, alone)
+    assert got["out"].isfinite().all() and got["x"].isfinite().all()
+    torch.testing.assert_close(got["weight"], dweight)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])

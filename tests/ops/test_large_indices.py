@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from lightconv_plugin.ops import artifacts, philox
+from tests import programs
 from tests.robustness.fuzz.running import drawn
 
 from ..cuda import host
@@ -105,9 +106,6 @@ def test_indices_and_dropout_masks_of_the_cuda_kernels(cuda_indices, batch, head
     t, b, h = at
     seed, first = 2**32 + 9, ((t * batch + b) * heads + h) * size
     arguments = [batch, heads, size, seed, math.ceil(0.3 * 2**32), t, b, h]
-    done = subprocess.run(
-        [cuda_indices, *map(str, arguments)], capture_output=True, text=True, check=True, env=host.environment()
-    )
-    index, *factors = done.stdout.split()
+    index, *factors = programs.run(cuda_indices, *arguments, env=host.environment()).stdout.split()
     assert int(index) == first
     assert torch.equal(torch.tensor([float(f) for f in factors]) > 0, drawn(seed, (size,), 0.3, first) > 0)

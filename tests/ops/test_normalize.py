@@ -54,15 +54,6 @@ def test_a_filter_of_zeros_is_finite_forward_and_backward(kind):
     assert normalize_backward(torch.ones(4, 2), weight, got, kind).isfinite().all()
 
 
-@pytest.mark.parametrize("scale", [1e3, 3e38], ids=["large", "largest"])
-@pytest.mark.parametrize("kind", ["softmax", "sigmoid", "tanh"])
-def test_large_weights_saturate_without_nan(kind, scale):
-    weight = torch.tensor([[-1.0, 1.0], [0.0, 0.5], [1.0, -1.0]]) * scale
-    got = normalize(weight, kind)
-    torch.testing.assert_close(got, FORMULAS[kind](weight))
-    assert normalize_backward(torch.ones_like(weight), weight, got, kind).isfinite().all()
-
-
 @pytest.mark.parametrize("operator", ["lightconv", "dynamicconv"])
 def test_softmax_is_the_default(operator):
     x, weight = torch.randn(4, 2, 6), torch.randn((3, 5) if operator == "lightconv" else (4, 2, 3, 5))

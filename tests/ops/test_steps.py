@@ -78,14 +78,6 @@ def test_the_state_loses_nothing_to_rounding(kind, dtype, per_head):
             assert (out != full).float().mean() < 0.02
 
 
-@every_kind
-def test_the_state_is_the_last_inputs(kind):
-    call = random_call(kind, 9, 2, 2, 3, 4)
-    for chunks, rows in (([1], 1), ([2, 1], 3), ([4], 4), ([3, 2], 4), ([9], 4)):
-        part = call.part(slice(sum(chunks)))
-        assert_state(part.stepwise(chunks)[1], part, rows)
-
-
 @pytest.mark.parametrize("kind, rows, tokens", pairwise(STEP_KINDS, range(5), (1, 3, 7)))
 def test_a_state_of_any_number_of_rows(kind, rows, tokens):
     # The last `rows` tokens of a longer past: the same as a sequence that began with them.
@@ -168,16 +160,6 @@ def test_gradients_of_one_result_alone(operator, output, tokens):
         assert dx.all() and dstate.any() and all(other.any() for other in others)
         if operator in CONVOLUTIONS:
             assert dstate.all() and (others[-1] == 2 * tokens).all()  # the bias
-
-
-@every_operator
-def test_gradients_flow_through_the_state_to_earlier_tokens(operator):
-    call = random_call(operator, 6, 2, 2, 3, 3)
-    if operator == "talkconv":
-        call.offset_left.data.fill_(1)
-    out, _ = call.stepwise([1] * 6)
-    (dx,) = torch.autograd.grad(out[5].sum(), call.x)
-    assert not dx[:2].any() and dx[2:].all()
 
 
 @every_operator

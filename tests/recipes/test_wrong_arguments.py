@@ -5,16 +5,12 @@ import pytest
 from lightconv_plugin.cli.main import main
 from tests import ROOT
 
-WHOLE = "must be a whole number of at least"
 WRONG = {
     "demo": [
-        ("/nowhere/at/all", "no folder /nowhere/at/all"),
         (f"{ROOT}/configs", "cannot tell the language pair"),
         ("--updates 11", "--updates must be at least 12, got 11"),
         ("--src en", "--src and --tgt need a folder of text"),
         ("--work=", "argument --work: must name a folder, got ''"),
-        ("--fast", "unrecognized arguments: --fast"),
-        ("a b", "unrecognized arguments: b"),
     ],
     "prepare": [
         ("", "the first argument must be TASK, such as parallel: lightconv prepare --help lists them"),
@@ -25,22 +21,15 @@ WRONG = {
     ],
     "train": [
         ("", "the following arguments are required: CONFIG"),
-        ("nothing.yaml", "there is no configuration nothing.yaml"),
         ("demo/transformer task.data=/nowhere", "no folder /nowhere"),
-        ("demo/dynamicconv --processes 0", f"--processes: {WHOLE} 1, got '0'"),
-        ("demo/dynamicconv --processes", "--processes: expected one argument"),
-        ("demo/dynamicconv --max-restarts -1", f"--max-restarts: {WHOLE} 0, got '-1'"),
         ("demo/dynamicconv --nodes 2", "--nodes 2 needs --node-rank and --rendezvous"),
         ("demo/dynamicconv --nodes 2 --node-rank 2 --rendezvous a:1", "--node-rank must be below --nodes 2, got 2"),
-        ("demo/dynamicconv --nodes 2 --node-rank 1 --rendezvous a", "--rendezvous: must be HOST:PORT, got 'a'"),
         ("demo/dynamicconv --rendezvous a:1", "--node-rank and --rendezvous need --nodes"),
         ("demo/dynamicconv --gpus 2", "there is no option --gpus: fairseq's are overrides, such as"),
     ],
     "evaluate": [
         ("/tmp", "the following arguments are required: CHECKPOINT"),
-        ("/nowhere x.pt", "no folder /nowhere with binarised data"),
         (f"{ROOT} {ROOT}/setup.py --subset tast", "has no subset tast"),
-        (f"{ROOT} {ROOT}/setup.py --subset", "--subset/--gen-subset: expected one argument"),
     ],
     "reproduce": [
         ("", "CONFIG is missing"),
@@ -57,8 +46,6 @@ WRONG = {
         ("--table --no-prepare", "--table takes no configuration, seeds, overrides or preparation"),
         ("--table --prepare-options=--icml17", "--table takes no configuration, seeds, overrides or preparation"),
         ("--smoke --seeds 1", "--smoke has its own configuration and seeds"),
-        ("x.yaml --seeds 1 --fast", "unrecognized arguments: --fast"),
-        ("x.yaml --seeds 1", "there is no configuration x.yaml"),
         ("model.x=1 multi30k_en_de/dynamicconv --seeds 1 ~task", "model.x=1 ~task changes what is computed"),
     ],
 }

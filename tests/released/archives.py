@@ -10,7 +10,6 @@ import io
 import random
 import re
 import sys
-import tarfile
 import zlib
 from argparse import Namespace
 from types import ModuleType, SimpleNamespace
@@ -24,6 +23,7 @@ from subword_nmt.learn_bpe import learn_bpe
 
 from lightconv_plugin.released.models import MODELS
 from tests.models.toys import SMALL, build
+from tests.recipes.data.archive_server import tar_of
 
 WORDS = {
     "de": "Der Hund sieht nicht die kleine Katze im alten Haus",
@@ -160,18 +160,6 @@ def checkpoint(model, made):
     return buffer.getvalue()
 
 
-def tar(files, packing):
-    """A .tar, packed by "gz" or "bz2", as bytes; files: {name: bytes or str}."""
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode=f"w:{packing}") as archive:
-        for name, data in files.items():
-            data = data.encode() if isinstance(data, str) else data
-            info = tarfile.TarInfo(name)
-            info.size = len(data)
-            archive.addfile(info, io.BytesIO(data))
-    return buffer.getvalue()
-
-
 def binarised(folder, task, pieces, dictionaries):
     """{name: bytes} of the test set of a task, as fairseq-preprocess makes it."""
     source, target = task.pair
@@ -209,5 +197,5 @@ class World:
             self.tests[model.test_folder] = test
             if model.archive:
                 name = model.archive.rpartition("/")[2]
-                self.files[name] = tar({f"{model.folder}/{name}": data for name, data in parts.items()}, "gz")
-                self.files[model.test_archive.rpartition("/")[2]] = tar(test, "bz2")
+                self.files[name] = tar_of({f"{model.folder}/{name}": data for name, data in parts.items()})
+                self.files[model.test_archive.rpartition("/")[2]] = tar_of(test, "bz2")

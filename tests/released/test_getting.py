@@ -7,7 +7,6 @@ import json
 import re
 import shutil
 import subprocess
-import tarfile
 
 import pytest
 
@@ -20,8 +19,7 @@ from lightconv_plugin.generation.translator import Translator
 from lightconv_plugin.released import cache, fetch
 from lightconv_plugin.released.models import MODELS
 from tests.recipes.conftest import script_environment
-from tests.recipes.data.archive_server import LOCAL
-from tests.released.archives import tar
+from tests.recipes.data.archive_server import LOCAL, tar_of
 
 NAME = "dynamicconv.no_glu.iwslt14.de-en"
 MODEL = MODELS[NAME]
@@ -193,18 +191,9 @@ def test_without_a_network_one_line_says_what_to_fetch_and_where_to_put_it(home,
     assert f"cannot download {MODEL.archive} (" in err and err.rstrip().endswith(BY_HAND) and files_of(home) == []
 
 
-@pytest.mark.parametrize(
-    ("damage", "message"),
-    [
-        (lambda data: data[:-100], "cut short or damaged"),
-        (lambda data: b"<html>Sorry</html>", "cut short or damaged"),
-        (lambda data: data[:2000] + b"\0\0\0\0" + data[2004:], "cut short or damaged"),
-    ],
-    ids=["short", "page", "flipped"],
-)
-def test_a_damaged_archive_is_not_kept(damage, message, world, server, home, lightconv):
-    server.files[ARCHIVE] = damage(world.files[ARCHIVE])
-    refused(lightconv, server, message)
+def test_a_damaged_archive_is_not_kept(world, server, home, lightconv):
+    server.files[ARCHIVE] = world.files[ARCHIVE][:-100]
+    refused(lightconv, server, "cut short or damaged")
     assert files_of(home) == [] and list(home.rglob("*.part")) == []
     server.files[ARCHIVE] = world.files[ARCHIVE]
     get(lightconv, server)
@@ -221,20 +210,6 @@ def test_another_file_than_the_first_is_refused(world, server, home, lightconv, 
     assert f"its checksum is {found}, expected {first}" in err and files_of(home) == ["files.json"]
 
 
-def member(name, kind=tarfile.REGTYPE, link="", data=b"x"):
-    info = tarfile.TarInfo(name)
-    info.type, info.linkname, info.size = kind, link, len(data) if kind == tarfile.REGTYPE else 0
-    return info, data
-
-
-def packed(*members):
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
-        for info, data in members:
-            archive.addfile(info, io.BytesIO(data))
-    return buffer.getvalue()
-
-
 class Program:
     def __reduce__(self):
         return exec, ("raise SystemExit('run')",)
@@ -249,26 +224,21 @@ def pickled(content):
 
 
 @pytest.mark.parametrize(
-    ("archive", "message"),
+    ("files", "message"),
     [
-        (lambda: packed(member("../../outside")), "leads out of the folder"),
-        (lambda: packed(member("/tmp/outside")), "leads out of the folder"),
-        (lambda: packed(member("m/model.pt", tarfile.SYMTYPE, "/etc/passwd")), "is a link or a device"),
-        (lambda: packed(member("m/pipe", tarfile.FIFOTYPE)), "is a link or a device"),
-        (lambda: packed(member("m/model.pt", data=b"x" * 5000)), "holds more than the 4,000 bytes expected"),
-        (lambda: packed(member("m/README")), r"has 0 folders with \*\.pt, expected one"),
-        (lambda: packed(member("m/a.pt"), member("m/b.pt")), "has several checkpoints: a.pt, b.pt"),
-        (lambda: packed(member("m/model.pt", data=pickled({"model": Program()}))), "refused: loading it would run"),
-        (lambda: packed(member("m/model.pt")), rf"/{ARCHIVE}/model.pt was not written by torch.save"),
+        (lambda: {"m/model.pt": b"x" * 5000}, "holds more than the 4,000 bytes expected"),
+        (lambda: {"m/README": b"x"}, r"has 0 folders with \*\.pt, expected one"),
+        (lambda: {"m/a.pt": b"x", "m/b.pt": b"x"}, "has several checkpoints: a.pt, b.pt"),
+        (lambda: {"m/model.pt": pickled({"model": Program()})}, "refused: loading it would run"),
+        (lambda: {"m/model.pt": b"x"}, rf"/{ARCHIVE}/model.pt was not written by torch.save"),
     ],
-    ids=["dots", "absolute", "link", "pipe", "bomb", "no-model", "two-models", "program", "no-checkpoint"],
+    ids=["bomb", "no-model", "two-models", "program", "no-checkpoint"],
 )
-def test_hostile_archives_are_refused_and_not_recorded(archive, message, world, server, home, lightconv, monkeypatch):
+def test_other_archives_are_refused_and_not_recorded(files, message, server, home, lightconv, monkeypatch):
     monkeypatch.setattr(fetch, "LARGEST", 4000)
-    server.files[ARCHIVE] = archive()
+    server.files[ARCHIVE] = tar_of(files())
     refused(lightconv, server, message)
-    assert files_of(home) == [] and not list(home.parent.parent.rglob("outside"))
-    monkeypatch.undo()
+    assert files_of(home) == []
 
 
 def test_a_full_disk_leaves_the_download_for_the_next_time(server, home, lightconv, monkeypatch):
@@ -297,7 +267,7 @@ def test_talk_from_files_at_hand(world, home, lightconv, tmp_path):
     name = "talkconv.iwslt14.de-en"
     model = MODELS[name]
     (tmp_path / "talk.pt").write_bytes(world.checkpoints[name])
-    (tmp_path / "test.tar.bz2").write_bytes(tar(world.tests[model.test_folder], "bz2"))
+    (tmp_path / "test.tar.bz2").write_bytes(tar_of(world.tests[model.test_folder], "bz2"))
     _, err = lightconv("released", name, status=2)
     assert (
         f"its files are linked from {model.page}: fetch it by hand, then: lightconv released {model.name} --file FILE"
@@ -329,7 +299,7 @@ def test_files_at_hand_of_two_models_may_have_the_same_name(world, home, lightco
         files = tmp_path / name / "model.pt", tmp_path / name / "test.tar.bz2"
         files[0].parent.mkdir()
         files[0].write_bytes(world.checkpoints[name])
-        files[1].write_bytes(tar(world.tests[MODELS[name].test_folder], "bz2"))
+        files[1].write_bytes(tar_of(world.tests[MODELS[name].test_folder], "bz2"))
         lightconv("released", name, "--file", files[0], "--test-file", files[1])
         assert open_exported(cache.directory(name)).settings.source_lang == MODELS[name].task.pair[0]
     files[0].write_bytes(world.checkpoints["talkconv.iwslt14.de-en"])
@@ -339,7 +309,7 @@ def test_files_at_hand_of_two_models_may_have_the_same_name(world, home, lightco
 
 def test_the_list_has_the_parameters_of_the_newest_file(world, home, lightconv, tmp_path):
     name = "talkconv.wmt16.en-de"
-    (tmp_path / "test.tar.bz2").write_bytes(tar(world.tests[MODELS[name].test_folder], "bz2"))
+    (tmp_path / "test.tar.bz2").write_bytes(tar_of(world.tests[MODELS[name].test_folder], "bz2"))
     counts = []
     for file, kind in (("wrong.pt", MODELS["lightconv.no_glu.wmt16.en-de"].folder), ("right.pt", name)):
         (tmp_path / file).write_bytes(world.checkpoints[kind])

@@ -15,7 +15,8 @@ from lightconv_plugin.released import cache
 from lightconv_plugin.released.models import MODELS
 from lightconv_plugin.scoring.bleu import remove_bpe, split_compounds
 from lightconv_plugin.scoring.generate_log import parse_gen_log
-from tests.released.archives import binarised, tar
+from tests.recipes.data.archive_server import tar_of
+from tests.released.archives import binarised
 
 NAMES = ["dynamicconv.glu.wmt16.en-de", "lightconv.no_glu.iwslt14.de-en"]
 
@@ -25,7 +26,7 @@ def served_test_set(world, server, model, pieces, folder):
     folder.mkdir()
     both = {**world.pieces[model.task.name], model.task.pair[1]: pieces}
     files = binarised(folder, model.task, both, world.dictionaries[model.task.name])
-    packed = tar({f"{model.test_folder}/{name}": data for name, data in files.items()}, "bz2")
+    packed = tar_of({f"{model.test_folder}/{name}": data for name, data in files.items()}, "bz2")
     server.files[model.test_archive.rpartition("/")[2]] = packed
 
 
@@ -107,7 +108,7 @@ def test_from_text_scores_sacrebleus_test_set(world, server, home, lightconv, as
 def test_from_text_needs_merges_and_the_released_weights(world, server, home, lightconv, asked, tmp_path):
     talk = "talkconv.wmt16.en-de"
     (tmp_path / "talk.pt").write_bytes(world.checkpoints[talk])
-    (tmp_path / "test.tar.bz2").write_bytes(tar(world.tests[f"{talk}.test"], "bz2"))
+    (tmp_path / "test.tar.bz2").write_bytes(tar_of(world.tests[f"{talk}.test"], "bz2"))
     lightconv("released", talk, "--file", tmp_path / "talk.pt", "--test-file", tmp_path / "test.tar.bz2")
     lightconv("released", NAMES[0], "--url", server.address, "--dtype", "int8")
     for name, message in (

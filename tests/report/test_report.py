@@ -6,7 +6,6 @@ import logging
 import os
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,7 +18,7 @@ pytest.importorskip("matplotlib", reason="matplotlib is not installed (extra: re
 import lightconv_plugin.report
 from lightconv_plugin.cli import main
 from lightconv_plugin.report import assemble
-from tests import fairseq_cli
+from tests import fairseq_cli, programs
 from tests.report.test_report_page import Tags
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -288,18 +287,6 @@ def test_wrong_arguments_are_one_line_and_write_nothing(arguments, said, trained
     assert (tmp_path / "report.html").read_text() == "before"
 
 
-@pytest.mark.parametrize(
-    "option",
-    [["--sentences", "0"], ["--sentences", "x"], ["--checkpoint", "a/b.pt"], ["--figure", "a.jpg"]],
-    ids=" ".join,
-)
-def test_options_out_of_range_are_refused(option, capsys):
-    with pytest.raises(SystemExit) as stopped:
-        report("run", *option)
-    assert stopped.value.code == 2
-    assert option[1] in capsys.readouterr().err
-
-
 def test_what_libraries_log_is_not_shown(tmp_path, monkeypatch, caplog):
     """fairseq sets the root logger's level to DEBUG when all of its models are imported."""
 
@@ -363,13 +350,7 @@ def in_browser(path, folder, *flags) -> tuple[str, str]:
         "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking"
         " --disable-component-update --disable-sync --enable-logging=stderr --dump-dom"
     ).split()
-    done = subprocess.run(
-        [CHROMIUM, *options, *flags, f"--user-data-dir={folder}", path.as_uri()],
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr
+    done = programs.run(CHROMIUM, *options, *flags, f"--user-data-dir={folder}", path.as_uri())
     return done.stdout, done.stderr
 
 

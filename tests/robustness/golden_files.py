@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,15 @@ PREVIOUS = [[2, 6, 4, 12, 9], [2, 5, 13, 7, 7]]
 def expectations(golden: Path) -> dict[str, Any]:
     """What a golden folder's models computed when they were made, and with what."""
     return json.loads((golden / "expected.json").read_text(encoding="utf-8"))
+
+
+def data_of(name: str, folder: Path) -> Path:
+    """Puts the dictionaries of a golden checkpoint into a new folder: they are those of tests/fairseq_cli.py's text."""
+    folder.mkdir()
+    dictionaries = {"en": "dict.txt"} if name == LANGUAGE_MODEL else {lang: f"dict.{lang}.txt" for lang in ("de", "en")}
+    for lang, file in dictionaries.items():
+        shutil.copy(GOLDEN / f"dict.{lang}.txt", folder / file)
+    return folder
 
 
 def unpack(golden: Path, name: str, folder: Path) -> Path:

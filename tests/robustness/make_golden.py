@@ -22,7 +22,16 @@ from fairseq import checkpoint_utils
 import lightconv_plugin
 from lightconv_plugin.generation.translator import Translator
 from tests.fairseq_cli import USER_DIR, binarise, run
-from tests.robustness.golden_files import LANGUAGE_MODEL, PREVIOUS, SENTENCES, SOURCE, TRANSLATION, both_sides, unpack
+from tests.robustness.golden_files import (
+    GOLDEN,
+    LANGUAGE_MODEL,
+    PREVIOUS,
+    SENTENCES,
+    SOURCE,
+    TRANSLATION,
+    both_sides,
+    unpack,
+)
 
 EVERY = [*TRANSLATION, LANGUAGE_MODEL]
 SIZES = {"embed-dim": 8, "ffn-embed-dim": 8, "attention-heads": 2, "layers": 2}
@@ -103,8 +112,9 @@ def main() -> int:
         parts = f"--trainpref={folder}/train.en", f"--validpref={folder}/valid.en"
         run("preprocess", "--only-source", *parts, f"--destdir={folder}/lm")
         out.mkdir(parents=True, exist_ok=True)
-        for path in (*data.glob("dict.*.txt"), folder / "lm/dict.txt"):
-            (out / path.name).write_bytes(path.read_bytes())
+        for path in data.glob("dict.*.txt"):
+            if path.read_bytes() != (GOLDEN / path.name).read_bytes():
+                parser.error(f"{path.name} is another than that of the golden files there are")
         for name in arguments.models:
             where = folder / "lm" if name == LANGUAGE_MODEL else data
             kept = out / f"{name}.pt.gz"  # of a run that was interrupted, or of this one

@@ -18,7 +18,7 @@ import torch
 
 from lightconv_plugin import ops
 from lightconv_plugin.cli import main as command
-from tests.robustness.golden_files import LANGUAGE_MODEL, expectations, unpack
+from tests.robustness.golden_files import LANGUAGE_MODEL, data_of, expectations, unpack
 
 DEPLOYED = ("dynamic", "talk", "gated_short")
 
@@ -66,10 +66,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         for name in expectations(checkpoints)["models"]:
-            data = folder / f"data-{name}"
-            data.mkdir()
-            for path in checkpoints.glob("dict.txt" if name == LANGUAGE_MODEL else "dict.*.txt"):
-                (data / path.name).write_bytes(path.read_bytes())
+            data = data_of(name, folder / f"data-{name}")
             text = ("-s", "de", "-t", "en", "--tokenizer", "none", "--bpe-codes", "none")
             text = () if name == LANGUAGE_MODEL else text
             for dtype in ("float32", "int8") if name == "dynamic" else ("float32",):

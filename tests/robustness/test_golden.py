@@ -6,7 +6,7 @@ import torch
 pytest.importorskip("fairseq", reason="fairseq is not installed")
 
 import lightconv_plugin.models  # noqa: F401 (registers the architectures)
-from tests.robustness.golden_files import GOLDEN, LANGUAGE_MODEL, TRANSLATION, expectations, unpack
+from tests.robustness.golden_files import GOLDEN, TRANSLATION, data_of, expectations, unpack
 from tests.robustness.make_golden import EVERY, load, logits, translations
 
 EXPECTED = {path.name: expectations(path) for path in sorted(GOLDEN.iterdir()) if next(path.glob("*.pt.gz"), None)}
@@ -26,18 +26,13 @@ def test_there_are_files_of_every_model():
 @pytest.mark.parametrize(("name", "model"), CASES)
 def test_it_loads_and_computes_the_same(name, model, tmp_path):
     path = unpack(GOLDEN / name, model, tmp_path)
-    data = GOLDEN / name
-    if model == LANGUAGE_MODEL:
-        data = tmp_path / "data"
-        data.mkdir()
-        (data / "dict.txt").write_bytes((GOLDEN / name / "dict.txt").read_bytes())
     want = torch.tensor(EXPECTED[name]["models"][model]["log_probabilities"])
-    torch.testing.assert_close(logits(load(path, data)), want, rtol=0, atol=2e-5)
+    torch.testing.assert_close(logits(load(path, data_of(model, tmp_path / "data"))), want, rtol=0, atol=2e-5)
     assert want.std() > 0.5, "a model that has learnt nothing tells little"
 
 
 @pytest.mark.parametrize(("name", "model"), [case for case in CASES if case[1] in TRANSLATION])
 def test_it_translates_the_same(name, model, tmp_path):
     want = EXPECTED[name]["models"][model]["translations"]
-    assert translations(unpack(GOLDEN / name, model, tmp_path), GOLDEN / name) == want
+    assert translations(unpack(GOLDEN / name, model, tmp_path), GOLDEN) == want
     assert len(set(want)) > 1

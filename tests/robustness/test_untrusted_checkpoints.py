@@ -6,7 +6,6 @@ builds the model, which torch's safe loading does not see. Every tool and comman
 
 import contextlib
 import importlib
-import os
 import shutil
 import sys
 import traceback
@@ -21,16 +20,9 @@ from lightconv_plugin.checkpoints.loading import safe_torch_load
 from lightconv_plugin.cli import main
 from lightconv_plugin.errors import InputError
 from tests import ROOT
-from tests.fairseq_cli import RECIPE, SIZE, USER_DIR, write_corpus
+from tests.checkpoints.export_damage import RunsACommand
+from tests.fairseq_cli import RECIPE, SIZE, USER_DIR
 from tests.generation import translation_toys as toys
-
-
-class RunsACommand:
-    def __init__(self, marker):
-        self.marker = marker
-
-    def __reduce__(self):
-        return os.system, (f"touch '{self.marker}'",)
 
 
 def command_of(marker):
@@ -39,19 +31,12 @@ def command_of(marker):
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory):
+def world(toy_data, tmp_path_factory):
     """(data-bin, a good checkpoint of a DynamicConv for it)."""
-    from fairseq import options
-    from fairseq_cli import preprocess
-
     folder = tmp_path_factory.mktemp("hostile")
-    write_corpus(folder, lines=20)
-    parser = options.get_preprocessing_parser()
-    texts = [f"--{name}pref={folder / name}" for name in ("train", "valid", "test")]
-    destination = [f"--destdir={folder / 'data-bin'}", "--workers=1"]
-    preprocess.main(parser.parse_args(["--source-lang=de", "--target-lang=en", *texts, *destination]))
-    shutil.copy(folder / "data-bin/dict.en.txt", folder / "data-bin/dict.txt")  # for a language model
-    return folder / "data-bin", toys.make_checkpoint(folder / "good.pt", folder / "data-bin")
+    data = shutil.copytree(toy_data, folder / "data-bin")
+    shutil.copy(data / "dict.en.txt", data / "dict.txt")  # for a language model
+    return data, toys.make_checkpoint(folder / "good.pt", data)
 
 
 def with_a_command(world, tmp_path, form="zip"):

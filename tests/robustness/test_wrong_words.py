@@ -6,7 +6,6 @@ The options are found by looking at the parsers and at what the scripts' --help 
 import contextlib
 import io
 import itertools
-import subprocess
 import urllib.request
 from pathlib import Path
 
@@ -15,7 +14,7 @@ import pytest
 from lightconv_plugin.cli import main
 from lightconv_plugin.recipes.data.tasks import TASKS
 from lightconv_plugin.recipes.data.tasks import parser_of as parser_of_task
-from tests import ROOT
+from tests import ROOT, programs
 from tests.recipes.conftest import script_environment
 
 COMMANDS = {name: main.subparser(name) for group in main.COMMANDS.values() for name in group}
@@ -28,7 +27,7 @@ WRONG = {
     "tokens_or_auto": ("", "nonsense", "0", "-3", "1.5"),
     "host_and_port": ("", "nonsense", "host:", ":1", "a/b:1"),
     "_finite": ("", "nonsense", "nan", "inf", "1,5"),
-    "_number": ("", "nonsense", "-1", "1.5"),
+    "_number": ("", "nonsense", "-1", "0", "1.5"),
     "_name": ("", "a/b", "../x"),
     "plain_name": ("", "a/b", "../x"),
     "_figure": ("", "nonsense", "page.html"),
@@ -173,15 +172,9 @@ def made(folder):
 def test_an_unknown_option_of_a_script_is_named_before_any_work(script, tmp_path):
     arguments = place(tmp_path).get(script, [])
     before = made(tmp_path)
-    done = subprocess.run(
-        [ROOT / "scripts" / script, *arguments, "--no-such-option"],
-        cwd=tmp_path,
-        env=script_environment(TMPDIR=str(tmp_path), http_proxy=NO_PROXY, https_proxy=NO_PROXY),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
+    environment = script_environment(TMPDIR=str(tmp_path), http_proxy=NO_PROXY, https_proxy=NO_PROXY)
+    command = [ROOT / "scripts" / script, *arguments, "--no-such-option"]
+    done = programs.run(*command, status=None, cwd=tmp_path, input="", env=environment)
     assert done.returncode in (1, 2), done.stderr
     assert "--no-such-option" in done.stderr and "Traceback" not in done.stderr, done.stderr
     assert "--no-such-option" in done.stderr.splitlines()[-1], done.stderr

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from tests import ROOT
+from tests import ROOT, programs
 from tests.checkpoints import exports
 from tests.fairseq_cli import RECIPE, SIZE, USER_DIR
 
@@ -27,9 +27,7 @@ SEARCH = "generation/native.py:NativeSearch.search"
 
 def calls(target: str, *command) -> subprocess.CompletedProcess:
     script = ROOT / "scripts" / "dev" / "calls.py"
-    return subprocess.run(
-        [sys.executable, script, target, sys.executable, "-m", *map(str, command)], capture_output=True, text=True
-    )
+    return programs.run(sys.executable, script, target, sys.executable, "-m", *command, status=None)
 
 
 def functions_of(file: str) -> set[str]:

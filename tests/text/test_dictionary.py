@@ -4,7 +4,6 @@ import pytest
 
 from lightconv_plugin.errors import InputError
 from lightconv_plugin.text.dictionary import Dictionary
-from tests import ROOT
 
 ODD = {
     "empty": b"",
@@ -64,13 +63,6 @@ def compare(content, path, fairseqs):
 @pytest.mark.parametrize("name", ODD)
 def test_odd_files_are_read_as_fairseq_reads_them(name, tmp_path, fairseqs):
     compare(ODD[name], tmp_path / "dict.txt", fairseqs)
-
-
-@pytest.mark.parametrize("lang", ["de", "en", None])
-def test_real_files(lang, tmp_path, fairseqs):
-    name = f"dict.{lang}.txt" if lang else "dict.txt"
-    for path in sorted((ROOT / "tests/robustness/golden").glob(f"*/{name}")):
-        compare(path.read_bytes(), tmp_path / name, fairseqs)
 
 
 def test_a_file_that_fairseq_wrote(tmp_path, fairseqs):

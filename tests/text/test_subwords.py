@@ -2,12 +2,12 @@
 
 import io
 import random
-import subprocess
 import sys
 
 import pytest
 
 from lightconv_plugin.text.subwords import bpe_encoder, fits, join, kind_of, sentencepiece_encoder
+from tests import programs
 
 TEXT = "the lower the newer lowest newest slower"
 
@@ -22,10 +22,8 @@ def codes(tmp_path):
 
 
 def test_bpe_is_that_of_the_command(codes):
-    done = subprocess.run(
-        [sys.executable, "-m", "subword_nmt.apply_bpe", "-c", codes],
-        input=f"{TEXT}\nunseen words\n", capture_output=True, text=True, check=True,
-    )  # fmt: skip
+    command = [sys.executable, "-m", "subword_nmt.apply_bpe", "-c", codes]
+    done = programs.run(*command, input=f"{TEXT}\nunseen words\n")
     encode = bpe_encoder(codes)
     assert "@@ " in done.stdout
     assert [encode(TEXT), encode("unseen words")] == done.stdout.splitlines()

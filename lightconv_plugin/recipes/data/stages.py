@@ -21,11 +21,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lightconv_plugin.errors import CorpusError
+from lightconv_plugin.files import write_text
 from lightconv_plugin.recipes.data import bpe
 from lightconv_plugin.recipes.data.binarise import binarise, check_words
 from lightconv_plugin.recipes.data.options import SPLITS
 from lightconv_plugin.recipes.data.text_pool import map_file
-from lightconv_plugin.recipes.steps import Steps, check_own, remove, write_text
+from lightconv_plugin.recipes.steps import Steps, check_own, remove
 from lightconv_plugin.text.recipe import Recipe
 
 LineMap = tuple[Callable[..., Callable[[str], str]], tuple]  # a factory and its arguments, as for `map_file`

@@ -13,12 +13,12 @@ from pathlib import Path
 
 from lightconv_plugin.downloads.archives import unpack
 from lightconv_plugin.errors import CorpusError
+from lightconv_plugin.files import write_text
 from lightconv_plugin.progress import say
 from lightconv_plugin.recipes.data.options import Request
 from lightconv_plugin.recipes.data.stages import Plan, Sides, Stage, scratch
 from lightconv_plugin.recipes.data.text_pool import count_lines, iter_lines, write_lines
 from lightconv_plugin.recipes.data.wmt_sources import expect, same_length
-from lightconv_plugin.recipes.steps import write_text
 from lightconv_plugin.text.recipe import Recipe
 
 ARCHIVE = "wmt16_en_de.tar.gz"

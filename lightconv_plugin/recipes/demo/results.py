@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from lightconv_plugin.files import write_text
 from lightconv_plugin.recipes.data.text_pool import iter_lines
-from lightconv_plugin.recipes.steps import write_text
 from lightconv_plugin.scoring.generate_log import parse_gen_log
 from lightconv_plugin.text.recipe import Recipe
 

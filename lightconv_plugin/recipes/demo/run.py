@@ -12,7 +12,7 @@ from pathlib import Path
 from lightconv_plugin.cgroups import cores
 from lightconv_plugin.checkpoints.averaging import average_once, candidates, last_checkpoints
 from lightconv_plugin.errors import CorpusError, InputError, how_to_get, need_modules
-from lightconv_plugin.files import atomic_write, check_folder, locked
+from lightconv_plugin.files import check_folder, locked, write_text
 from lightconv_plugin.paths import find_config, workspace
 from lightconv_plugin.progress import say
 from lightconv_plugin.recipes.data.options import Options
@@ -24,7 +24,7 @@ from lightconv_plugin.recipes.environment import settings
 from lightconv_plugin.recipes.evaluation import evaluate, results_of
 from lightconv_plugin.recipes.grammar.corpus import write_corpus
 from lightconv_plugin.recipes.reproduce.training import wait_for_training
-from lightconv_plugin.recipes.steps import STAMPS, digest, write_text
+from lightconv_plugin.recipes.steps import STAMPS, digest
 from lightconv_plugin.recipes.training.child import Child, TrainingFailed, run_together
 from lightconv_plugin.records.file import read_folder
 from lightconv_plugin.records.trainings import Training, trainings
@@ -236,6 +236,5 @@ def write_page(work: Path) -> Path:
         say(f"no page with curves and kernels: {error.name} is not installed: {get}")
         return work / "report.md"
     report = make_report([work / system for system in SYSTEMS], work / "data/data-bin")
-    with atomic_write(page) as file:
-        file.write(report.page)
+    write_text(page, report.page)
     return page

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from lightconv_plugin.cgroups import cores
 from lightconv_plugin.errors import CorpusError, InputError
+from lightconv_plugin.files import write_text
 from lightconv_plugin.progress import say
 from lightconv_plugin.recipes.data.binarise import check_words
 from lightconv_plugin.recipes.data.options import DISTILLED, as_typed
@@ -30,7 +31,7 @@ from lightconv_plugin.recipes.distillation import translating
 from lightconv_plugin.recipes.distillation.choosing import PROBLEMS, Limits
 from lightconv_plugin.recipes.distillation.source import Source, open_source
 from lightconv_plugin.recipes.distillation.teacher import Teacher, search_of
-from lightconv_plugin.recipes.steps import Steps, digest, remove, shorten, write_text
+from lightconv_plugin.recipes.steps import Steps, digest, remove, shorten
 
 if TYPE_CHECKING:
     from lightconv_plugin.generation.translator import Translator

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lightconv_plugin.errors import InputError
-from lightconv_plugin.files import locked
-from lightconv_plugin.recipes.steps import write_text
+from lightconv_plugin.files import locked, write_text
 
 ROUGE = ("rouge1", "rouge2", "rougeLsum")
 _UNITED = ("signatures", "versions")  # a row's lists of what was used for any of its seeds

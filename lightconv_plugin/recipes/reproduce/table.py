@@ -18,7 +18,7 @@ from typing import Any
 from tabulate import tabulate
 
 from lightconv_plugin.errors import InputError
-from lightconv_plugin.files import locked
+from lightconv_plugin.files import locked, write_text
 from lightconv_plugin.paths import configs_dir, workspace
 from lightconv_plugin.recipes.reproduce.protocol import (
     PAPER_NAMES,
@@ -29,7 +29,6 @@ from lightconv_plugin.recipes.reproduce.protocol import (
     settings_of,
 )
 from lightconv_plugin.recipes.reproduce.rows import ROUGE, main_scores, read_rows
-from lightconv_plugin.recipes.steps import write_text
 
 RELEASED = "released"  # the folder of the rows of released models, which were trained by others
 SMOKE = "smoke"  # the miniature task that tests every step; not a result

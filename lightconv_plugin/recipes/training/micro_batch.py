@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from lightconv_plugin.errors import InputError
+from lightconv_plugin.files import write_text
 from lightconv_plugin.processes import module_command
 from lightconv_plugin.progress import say
-from lightconv_plugin.recipes.steps import write_text
 from lightconv_plugin.recipes.training.batch import Batch
 from lightconv_plugin.recipes.training.launch import hydra_config
 from lightconv_plugin.recipes.training.overrides import quote

@@ -136,9 +136,11 @@ def digest(cfg: Any) -> str:
 
 def find(cfg: Any, folder: Path) -> None:
     """Write trial.json."""
+    import torch
+
     cfg.checkpoint.save_dir = str(folder)  # where Trainer saves a model whose loss is not a number
     request = json.loads((folder / "request.json").read_text(encoding="utf-8"))
-    memory = Host() if cfg.common.cpu or not _has_gpu() else Gpu()
+    memory = Host() if cfg.common.cpu or not torch.cuda.is_available() else Gpu()
     here: dict[str, Any] = {"device": memory.name, "memory": memory.size, "training": digest(cfg)}
     earlier = request["earlier"]
     if earlier and earlier.items() >= here.items():
@@ -148,12 +150,6 @@ def find(cfg: Any, folder: Path) -> None:
         tokens = largest(request["sizes"], lambda size: updates.needed(size) <= room)
         trial = Trial(**here, max_tokens=tokens)
     (folder / "trial.json").write_text(json.dumps(asdict(trial)), encoding="utf-8")
-
-
-def _has_gpu() -> bool:
-    import torch
-
-    return torch.cuda.is_available()
 
 
 def main() -> None:

@@ -1,6 +1,8 @@
 """For tests of the preparations: archives in miniature, and a web server that gives them out well and badly."""
 
+import bz2
 import contextlib
+import functools
 import gzip
 import http.server
 import io
@@ -88,20 +90,31 @@ def serve(files):
         server.shutdown()
 
 
-def tar_gz(files, links=()):
-    """A .tar.gz as bytes: files is name → bytes or str, links are (name, target) pairs of symbolic links."""
+def tar_of(files, packing="gz", links=()):
+    """A tar as bytes: files is name → bytes or str, in that order, links are (name, target) of symbolic links.
+
+    packing: "gz", "bz2" or "" for none; the same bytes each time.
+    """
     buffer = io.BytesIO()
-    with gzip.GzipFile(fileobj=buffer, mode="wb", mtime=0) as packed, tarfile.open(fileobj=packed, mode="w") as tar:
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
         for name, data in files.items():
             data = data.encode() if isinstance(data, str) else data
             info = tarfile.TarInfo(name)
             info.size = len(data)
-            tar.addfile(info, io.BytesIO(data))
+            archive.addfile(info, io.BytesIO(data))
         for name, target in links:
             info = tarfile.TarInfo(name)
             info.type, info.linkname = tarfile.SYMTYPE, target
-            tar.addfile(info)
-    return buffer.getvalue()
+            archive.addfile(info)
+    pack = {"gz": functools.partial(gzip.compress, mtime=0), "bz2": bz2.compress, "": bytes}[packing]
+    return pack(buffer.getvalue())
+
+
+def write_tar(path, files, packing="gz"):
+    """Write a `tar_of`, and the folders above it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(tar_of(files, packing))
+    return path
 
 
 IWSLT_TESTS = ("TED.dev2010", "TEDX.dev2012", "TED.tst2010", "TED.tst2011", "TED.tst2012")
@@ -130,4 +143,4 @@ def iwslt_archive(pairs, each_test=4, per_talk=20):
             xml += ['<doc docid="1" genre="lectures">', "<title>A title that is no segment</title>"]
             xml += [f'<seg id="{i}"> {row[side]} </seg>' for i, row in enumerate(rows, 1)]
             files[f"de-en/IWSLT14.{name}.de-en.{lang}.xml"] = "\n".join([*xml, "</doc>", "</refset>", ""])
-    return tar_gz(files)
+    return tar_of(files)

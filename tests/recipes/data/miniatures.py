@@ -6,7 +6,8 @@ import random
 import zipfile
 
 from tests.recipes import conftest
-from tests.recipes.data import archive_server, wmt_archives
+from tests.recipes.data import wmt_archives
+from tests.recipes.data.archive_server import iwslt_archive, write_tar
 
 WORDS = "the a dog cat sees hears house in of and old new , . ' \" café naïve".split()
 WIKITEXT103, GBW = "wikitext-103-v1.zip", "1-billion-word-language-modeling-benchmark-r13output"
@@ -20,13 +21,6 @@ def sentences(seed, lines):
     draw = random.Random(seed)
     rows = [[f"only{seed}", *draw.choices(WORDS, k=draw.randint(1, 9))] for _ in range(lines)]
     return "".join(" ".join(row) + "\n" for row in rows).encode()
-
-
-def write_tar(path, content):
-    """A .tar.gz of {name: bytes}, in that order."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(archive_server.tar_gz(content))
-    return path
 
 
 def write_zip(path, content):
@@ -93,7 +87,7 @@ def _cnndm(folder):
 def _iwslt(folder):
     from lightconv_plugin.recipes.grammar.corpus import pairs
 
-    (folder / "de-en.tgz").write_bytes(archive_server.iwslt_archive(itertools.islice(pairs(3), 140)))
+    (folder / "de-en.tgz").write_bytes(iwslt_archive(itertools.islice(pairs(3), 140)))
 
 
 PUBLISHED = {

@@ -13,10 +13,10 @@ import pytest
 
 from lightconv_plugin.downloads.archives import read_members, unpack, verify
 from lightconv_plugin.errors import CorpusError
-from tests.recipes.data.archive_server import tar_gz
+from tests.recipes.data.archive_server import tar_of
 
 FILES = {"a/one.txt": "eins\n" * 5000, "a/two.txt": os.urandom(5000), "b/three.txt": ""}
-TAR = gzip.decompress(tar_gz(FILES))
+TAR = gzip.decompress(tar_of(FILES))
 
 
 def zipped(files):
@@ -139,7 +139,7 @@ def test_an_empty_file_is_no_archive(archive):
         with pytest.raises(CorpusError, match="is empty"):
             verify(archive(name, b""))
     with pytest.raises(CorpusError, match=r"holds no files|seeking backwards"):  # the latter by Python 3.10's tarfile
-        verify(archive("x.tgz", tar_gz({})))
+        verify(archive("x.tgz", tar_of({})))
 
 
 def test_only_what_is_wanted(archive, tmp_path):
@@ -151,14 +151,14 @@ def test_only_what_is_wanted(archive, tmp_path):
 
 
 def test_names_with_a_point_before_them(archive, tmp_path):
-    path = archive("y.tgz", tar_gz({"./a/x": "x"}))
+    path = archive("y.tgz", tar_of({"./a/x": "x"}))
     assert unpack(path, tmp_path / "out", ["a/x"], 1) == [tmp_path / "out/a/x"]
 
 
 @pytest.mark.parametrize("name", ["../evil", "a/../../evil", "/tmp/evil", "..\\evil"])
 @pytest.mark.parametrize("form", ["tar", "zip"])
 def test_names_that_lead_out_are_refused(archive, tmp_path, name, form):
-    path = archive("x.tgz", tar_gz({name: "x"})) if form == "tar" else archive("x.zip", zipped({name: "x"}))
+    path = archive("x.tgz", tar_of({name: "x"})) if form == "tar" else archive("x.zip", zipped({name: "x"}))
     with pytest.raises(CorpusError, match="leads out of the folder"):
         unpack(path, tmp_path / "deep/out", ["*"], 100)
     assert not list(tmp_path.rglob("*evil*"))
@@ -166,7 +166,7 @@ def test_names_that_lead_out_are_refused(archive, tmp_path, name, form):
 
 def test_links_and_devices_are_refused(archive, tmp_path):
     with pytest.raises(CorpusError, match="a/link is a link or a device"):
-        unpack(archive("x.tgz", tar_gz({}, [("a/link", "/etc")])), tmp_path / "out", ["*"], 100)
+        unpack(archive("x.tgz", tar_of({}, links=[("a/link", "/etc")])), tmp_path / "out", ["*"], 100)
     with pytest.raises(CorpusError, match="a/link is a link or a device"):
         list(read_members(tmp_path / "x.tgz"))
     device = tarfile.TarInfo("null")
@@ -202,7 +202,7 @@ def test_a_link_that_is_there_already_is_not_followed(archive, tmp_path):
 def test_a_bomb_stops_at_the_limit(archive, tmp_path, name):
     zeros = bytes(30 << 20)
     data = {
-        "bomb.tgz": lambda: tar_gz({"x": zeros}),
+        "bomb.tgz": lambda: tar_of({"x": zeros}),
         "bomb.zip": lambda: zipped({"x": zeros}),
         "bomb.gz": lambda: gzip.compress(zeros),
         "bomb.txt.bz2": lambda: bz2.compress(zeros),

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from types import SimpleNamespace
 
 import pytest
@@ -16,8 +15,9 @@ from lightconv_plugin.errors import InputError
 from lightconv_plugin.recipes.data import download as published_files
 from lightconv_plugin.recipes.data.download import Published
 from lightconv_plugin.recipes.data.options import Options, Request
+from tests import programs
 from tests.recipes.conftest import script_environment
-from tests.recipes.data.archive_server import LOCAL, serve, tar_gz
+from tests.recipes.data.archive_server import LOCAL, serve, tar_of
 from tests.recipes.data.preparations import prepare
 
 TEXT = "".join(f"line {i * i}\n" for i in range(5000)).encode()
@@ -210,9 +210,7 @@ def test_a_kill_in_the_middle_of_a_download(server, tmp_path):
         call, cwd=tmp_path, env=environment, stderr=subprocess.DEVNULL, start_new_session=True
     ) as one:
         part = tmp_path / "down/file.gz.part"
-        deadline = time.monotonic() + 30
-        while not (part.exists() and part.stat().st_size > 500) and time.monotonic() < deadline:
-            time.sleep(0.02)
+        programs.wait_until(lambda: part.exists() and part.stat().st_size > 500)
         os.killpg(one.pid, signal.SIGKILL)
     assert names(tmp_path / "down") == ["file.gz.part"]
     size = part.stat().st_size
@@ -297,7 +295,7 @@ def test_two_downloads_into_one_folder_do_not_mix(server, tmp_path):
 
 
 def test_a_full_disk_is_said_and_the_download_resumed_later(tmp_path, small_disk):
-    data = tar_gz({"x": os.urandom(200_000)})
+    data = tar_of({"x": os.urandom(200_000)})
     with serve({"de-en.tgz": data}) as server:
         (small_disk / "other").write_bytes(bytes(200_000))
         call = ("iwslt14_de_en", "--mirror", server.address, "--out", small_disk, "--any-size")

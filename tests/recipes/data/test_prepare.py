@@ -20,6 +20,7 @@ from lightconv_plugin.paths import package_dir
 from lightconv_plugin.recipes.data.binarise import binarise
 from lightconv_plugin.recipes.data.bpe import encoder, learn_codes
 from lightconv_plugin.recipes.data.tasks import TASKS
+from tests import programs
 from tests.recipes.conftest import ROOT, check_recipes, heed_ctrl_c, script_environment, write_parts
 from tests.recipes.data.archive_server import LOCAL, serve
 from tests.recipes.data.preparations import prepare
@@ -89,9 +90,7 @@ def test_an_interruption_heals(tmp_path, stop):
         start_new_session=True,
         preexec_fn=heed_ctrl_c,
     )
-    deadline = time.monotonic() + 60
-    while not (out / "tok/train.en.tmp").exists() and process.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.001)
+    programs.wait_until((out / "tok/train.en.tmp").exists, process)
     os.killpg(process.pid, stop)
     error = process.communicate(timeout=60)[1]
     assert not (out / ".steps/tok.json").exists() and not list((out / "tok").glob("*.en"))
@@ -216,10 +215,7 @@ def test_from_the_web_interrupted_and_taken_up(tmp_path):
         environment = script_environment(**LOCAL)
         server.slow["train.de.gz"] = 2000
         with subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL, start_new_session=True) as process:
-            deadline = time.monotonic() + 60
-            part = down / "train.de.gz.part"
-            while not part.exists() and process.poll() is None and time.monotonic() < deadline:
-                time.sleep(0.01)
+            programs.wait_until((down / "train.de.gz.part").exists, process)
             os.killpg(process.pid, signal.SIGKILL)
         assert sorted(path.name for path in down.iterdir()) == ["train.de.gz.part", "train.en.gz"]
         server.slow.clear()

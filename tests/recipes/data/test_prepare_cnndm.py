@@ -11,8 +11,8 @@ import pytest
 from lightconv_plugin.errors import CorpusError
 from lightconv_plugin.recipes.data.cnndm import EXPECTED, RECIPE, parse_story, places, spool_stories, write_parts
 from tests.recipes.conftest import ROOT, check_recipes
-from tests.recipes.data.archive_server import serve
-from tests.recipes.data.miniatures import files_of, no_leftovers, write_tar
+from tests.recipes.data.archive_server import serve, write_tar
+from tests.recipes.data.miniatures import files_of, no_leftovers
 from tests.recipes.data.preparations import prepare, stop_at
 
 SIZES = {"train": 60, "val": 8, "test": 7}

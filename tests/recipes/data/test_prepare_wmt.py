@@ -3,7 +3,6 @@
 import itertools
 import json
 import shutil
-import signal
 from types import SimpleNamespace
 
 import pytest
@@ -16,9 +15,9 @@ from lightconv_plugin.recipes.data.wmt_sources import TASKS
 from lightconv_plugin.text.segmenters import SEGMENTERS
 from tests.recipes.conftest import check_recipes
 from tests.recipes.data import wmt_archives
-from tests.recipes.data.archive_server import serve
-from tests.recipes.data.miniatures import no_leftovers
-from tests.recipes.data.preparations import prepare, stop_at
+from tests.recipes.data.archive_server import serve, write_tar
+from tests.recipes.data.miniatures import files_of, no_leftovers
+from tests.recipes.data.preparations import prepare
 
 MINIATURE = ("--any-size", "--workers", "2")
 
@@ -112,30 +111,12 @@ def test_scores_find_the_raw_references(en_de, tmp_path, capsys):
     assert report["sacrebleu"] > 90 and len(test[1]) == len(tok)
 
 
-def test_the_second_run_does_nothing(en_de):
-    home, _, out, _ = en_de
-    files = [path for path in out.rglob("*") if path.is_file() and ".steps" not in path.parts]
-    before = {path: path.stat().st_mtime_ns for path in files if path.name != "corpus.json"}
-    said = prepare(home, "wmt14_en_de", "--bpe", "300", *MINIATURE)
-    assert all(line.endswith(": done before") for line in said.splitlines())
-    assert before == {path: path.stat().st_mtime_ns for path in before}
-
-
-def test_en_fr_from_a_server_interrupted_and_resumed(tmp_path):
+def test_en_fr_from_a_server(tmp_path):
     home = tmp_path / "home"
     train, test = wmt_archives.en_fr(tmp_path / "site")
-    with serve({path.name: path.read_bytes() for path in (tmp_path / "site").iterdir()}) as server:
-        giga = "training-giga-fren.tar"
-        server.cuts[giga] = [5000]  # the connection breaks: the transfer goes on there
-        command = ["wmt14_en_fr", "--mirror", server.address, "--bpe", "400", *MINIATURE]
-        status, said = stop_at("learn 400 BPE merges ...", signal.SIGINT, home, *command)
-        assert status == 130, said
-        assert said.splitlines()[-1] == "lightconv prepare: interrupted: run the same command again to resume"
-        assert [start for path, start in server.requests if path == giga] == [0, 5000]
+    with serve(files_of(tmp_path / "site")) as server:
+        prepare(home, "wmt14_en_fr", "--mirror", server.address, "--bpe", "400", *MINIATURE)
     out = home / "data/wmt14_en_fr"
-    assert (out / "tok/train.fr").is_file() and not (out / "bpe").joinpath("codes").exists()
-    said = prepare(home, *command)  # the server is gone: nothing is asked of it
-    assert "training text: done before" in said and "tokenise train.fr: done before" in said
     check_parts(out, ("en", "fr"))
     for side, lang in enumerate(("en", "fr")):
         text = joined(train)[side]
@@ -214,7 +195,7 @@ def refused(*arguments):
 def test_a_single_missing_archive_is_named(home, tmp_path, task, arguments, missing, option):
     for name in ("europarl-v7", "commoncrawl", "nc-v12"):
         if f"training-parallel-{name}.tgz" != missing:
-            wmt_archives.tar(tmp_path / f"training-parallel-{name}.tgz", {"a": b"b\n"})
+            write_tar(tmp_path / f"training-parallel-{name}.tgz", {"a": b"b\n"})
     line = refused(home, task, option, tmp_path, "--out", tmp_path / "out", "--any-size", *arguments)
     assert line.startswith("lightconv prepare: error: no file ") and missing in line
     assert not [path for path in tmp_path.glob("out/*") if path.name != "download"]

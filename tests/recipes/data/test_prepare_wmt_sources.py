@@ -16,14 +16,15 @@ from lightconv_plugin.recipes.data.wmt16 import extract
 from lightconv_plugin.recipes.data.wmt_sources import Source, WmtTask, append_source, expect, extract_sgm, read_sgm
 from lightconv_plugin.text.segmenters import SEGMENTERS
 from tests.recipes.data import wmt_archives
-from tests.recipes.data.wmt_archives import as_bytes, sgm, tar
+from tests.recipes.data.archive_server import write_tar
+from tests.recipes.data.wmt_archives import as_bytes, sgm
 
 PAIR = ("x/a.en", "x/a.de")
 
 
 def archive(folder, english, german, name="one"):
     """A source in an archive of its own."""
-    tar(folder / f"{name}.tgz", {PAIR[0]: english, PAIR[1]: german})
+    write_tar(folder / f"{name}.tgz", {PAIR[0]: english, PAIR[1]: german})
     return Source(name, f"{name}.tgz", PAIR, 1)
 
 
@@ -56,7 +57,7 @@ def test_sides_that_do_not_belong_together(tmp_path, english, german, message):
 
 
 def test_a_missing_member_is_named(tmp_path):
-    tar(tmp_path / "one.tgz", {PAIR[0]: b"a\n", "x/b.de": b"b\n"})
+    write_tar(tmp_path / "one.tgz", {PAIR[0]: b"a\n", "x/b.de": b"b\n"})
     with pytest.raises(CorpusError, match=r"one.tgz has no file x/a.de"):
         appended(Source("one", "one.tgz", PAIR, 1), tmp_path)
 
@@ -64,18 +65,18 @@ def test_a_missing_member_is_named(tmp_path):
 def test_each_book_needs_its_other_side_and_equal_length(tmp_path):
     books = Source("books", "books.tgz", ("b/*_cn.txt", "b/*_en.txt"), 1)
     content = {"b/1_cn.txt": b"a\n", "b/1_en.txt": b"a\n", "b/2_cn.txt": b"b\n"}
-    tar(tmp_path / "books.tgz", content)
+    write_tar(tmp_path / "books.tgz", content)
     with pytest.raises(CorpusError, match=r"has 2 files b/\*_cn.txt and 1 files b/\*_en.txt"):
         appended(books, tmp_path)
     # as many lines in all, but not in each
-    tar(tmp_path / "books.tgz", content | {"b/1_en.txt": b"a\nb\n", "b/2_en.txt": b"", "b/3_cn.txt": b""})
+    write_tar(tmp_path / "books.tgz", content | {"b/1_en.txt": b"a\nb\n", "b/2_en.txt": b"", "b/3_cn.txt": b""})
     with pytest.raises(CorpusError):
         appended(books, tmp_path)
 
 
 def test_books_go_in_numeric_order(tmp_path):
     sides = {side: {f"b/Book{i}_{side}.txt": f"{side}{i}\n".encode() for i in (10, 9, 1)} for side in ("cn", "en")}
-    tar(tmp_path / "books.tgz", sides["cn"] | dict(reversed(sides["en"].items())))
+    write_tar(tmp_path / "books.tgz", sides["cn"] | dict(reversed(sides["en"].items())))
     books = Source("books", "books.tgz", ("b/*_cn.txt", "b/*_en.txt"), 1)
     assert appended(books, tmp_path) == (3, [b"cn1\ncn9\ncn10\n", b"en1\nen9\nen10\n"])
 
@@ -93,7 +94,7 @@ SET = Source("set", "set.tgz", ("s-src.en.sgm", "s-ref.de.sgm"), 1)
 
 
 def sgm_set(folder, english, german):
-    tar(folder / "set.tgz", {SET.members[0]: sgm(english, "src", "en"), SET.members[1]: sgm(german, "ref", "de")})
+    write_tar(folder / "set.tgz", {SET.members[0]: sgm(english, "src", "en"), SET.members[1]: sgm(german, "ref", "de")})
 
 
 def test_a_test_set_is_every_segment_of_both_files(tmp_path):
@@ -237,7 +238,7 @@ def test_google_s_archive_is_checked(tmp_path, change, message):
     with tarfile.open(tmp_path / "whole/wmt16_en_de.tar.gz") as file:
         content = {member.name: file.extractfile(member).read() for member in file} | change
     path = tmp_path / "wmt16_en_de.tar.gz"
-    tar(path, {name: data for name, data in content.items() if data is not None})
+    write_tar(path, {name: data for name, data in content.items() if data is not None})
     with pytest.raises(CorpusError, match=message):
         extract(path, tmp_path / "bpe", tmp_path / "raw", any_size=True)
 

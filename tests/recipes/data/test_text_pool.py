@@ -6,13 +6,13 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 
 import pytest
 
 from lightconv_plugin.errors import CorpusError
 from lightconv_plugin.recipes.data import text_pool
 from lightconv_plugin.recipes.data.text_pool import count_lines, iter_lines, map_file, write_lines
+from tests import programs
 from tests.recipes.conftest import ROOT
 
 
@@ -163,27 +163,15 @@ def test_ctrl_c_while_a_process_is_forked_is_not_lost(name, number, tmp_path):
     assert done.returncode == 77 and "ignored" not in done.stderr, done.stderr
 
 
-def _runs(pid):
-    try:
-        return open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
 def test_the_pool_ends_with_its_parent_however_that_ends(tmp_path):
     (tmp_path / "pids").mkdir()
     (tmp_path / "x").write_text("a line\n" * 1000)
     code = SLOW.format(root=str(ROOT), folder=str(tmp_path / "pids"), source=str(tmp_path / "x"))
     with subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)], stderr=subprocess.DEVNULL) as parent:
-        deadline = time.monotonic() + 30
-        while len(list((tmp_path / "pids").iterdir())) < 2 and time.monotonic() < deadline:
-            time.sleep(0.02)
+        programs.wait_until(lambda: len(list((tmp_path / "pids").iterdir())) == 2)
         parent.kill()
     pids = [int(path.name) for path in (tmp_path / "pids").iterdir()]
-    assert len(pids) == 2
-    while any(map(_runs, pids)) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert not any(map(_runs, pids))
+    programs.wait_until(lambda: not any(map(programs.is_running, pids)))
 
 
 MEMORY = """

@@ -1,11 +1,11 @@
 """Miniatures of WMT's archives: their names, folders, members and sgm files, with text of a few words."""
 
 import gzip
-import io
 import itertools
 import random
-import tarfile
 import zipfile
+
+from tests.recipes.data.archive_server import write_tar
 
 FRENCH = "l'homme la maison d'été où naïve « œuvre » vu ; voit aujourd'hui porte-parole 3,5 % . , ?".split()
 ENGLISH = "the house man's summer where naive “ work ” seen well-known today it’s 3.5 % & . , ?".split()
@@ -45,16 +45,6 @@ def as_bytes(lines):
     return "".join(line + "\n" for line in lines).encode()
 
 
-def tar(path, content, mode="w:gz"):
-    """A tar of {name: bytes}, in that order."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tarfile.open(path, mode) as file:
-        for name, data in content.items():
-            member = tarfile.TarInfo(name)
-            member.size = len(data)
-            file.addfile(member, io.BytesIO(data))
-
-
 def sgm(lines, kind, lang, name="newstest2014"):
     """A source (kind src) or reference (ref) file as WMT has it: two documents, headlines in <hl>, several <p>."""
     tag = "srcset" if kind == "src" else "refset"
@@ -68,11 +58,11 @@ def sgm(lines, kind, lang, name="newstest2014"):
     return as_bytes([*rows, f"</{tag}>"])
 
 
-def parallel(archive, stem, langs, lines, seed, mode="w:gz", extra=None):
+def parallel(archive, stem, langs, lines, seed, packing="gz", extra=None):
     """A tar with STEM.LANG of two languages, and their lines."""
     texts = sides(langs, lines, seed)
     content = {f"{stem}.{lang}": as_bytes(text) for lang, text in zip(langs, texts, strict=True)}
-    tar(archive, (extra or {}) | content, mode)
+    write_tar(archive, (extra or {}) | content, packing)
     return texts
 
 
@@ -84,7 +74,7 @@ def _set(archive, folder, name, pair, langs, seed):
         for (kind, lang), text in zip(kinds, texts, strict=True)
     }
     content[f"{folder}/{name}-csen-src.cs.sgm"] = sgm(["Něco jiného .", "Ahoj"], "src", "cs")
-    tar(archive, content)
+    write_tar(archive, content)
     return texts
 
 
@@ -134,7 +124,7 @@ def en_fr(folder):
         f"giga-fren.release2.fixed.{lang}.gz": gzip.compress(as_bytes(text))
         for lang, text in zip(langs, train[-1], strict=True)
     }
-    tar(folder / "training-giga-fren.tar", giga, "w")
+    write_tar(folder / "training-giga-fren.tar", giga, "")
     return train, _set(folder / "test-full.tgz", "test-full", "newstest2014", "fren", langs, 6)
 
 
@@ -176,5 +166,5 @@ def google_en_de(folder, raw=True):
                 content[f"{part}.{lang}"] = as_bytes(text)
     content["newstest2016.en"] = b"of another year\n"
     content |= {"bpe.32000": b"#version: 0.2\ni n\n", "vocab.bpe.32000": b"the\n"}
-    tar(folder / "wmt16_en_de.tar.gz", content)
+    write_tar(folder / "wmt16_en_de.tar.gz", content)
     return encoded

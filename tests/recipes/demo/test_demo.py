@@ -20,6 +20,7 @@ from lightconv_plugin.recipes.demo.run import claim, costs
 from lightconv_plugin.recipes.training.child import TrainingFailed
 from lightconv_plugin.records.file import append
 from lightconv_plugin.text.recipe import Recipe
+from tests import programs
 from tests.recipes.conftest import ROOT, heed_ctrl_c, script_environment, write_parts
 from tests.recipes.training.trainings import commands
 
@@ -49,9 +50,7 @@ def test_interrupted_continued_and_reused(corpus, environment, tmp_path):
     work = tmp_path / "the work"
     command = [str(DEMO), str(corpus), "--updates", "12", "--work", str(work)]
     process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True, preexec_fn=heed_ctrl_c)
-    deadline = time.monotonic() + 200
-    while not (work / "transformer/train.log").exists() and process.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.1)
+    programs.wait_until((work / "transformer/train.log").exists, process, seconds=200)
     time.sleep(1)
     process.send_signal(signal.SIGINT)
     error = process.communicate(timeout=60)[1]

@@ -8,9 +8,10 @@ import pytest
 import yaml
 
 from lightconv_plugin.errors import InputError
+from lightconv_plugin.files import write_text
 from lightconv_plugin.recipes.reproduce import run as reproduce
 from lightconv_plugin.recipes.reproduce.job import plan
-from lightconv_plugin.recipes.steps import Steps, write_text
+from lightconv_plugin.recipes.steps import Steps
 from lightconv_plugin.recipes.training import child
 from lightconv_plugin.scoring.measuring import Scored
 

@@ -7,13 +7,13 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 
 from lightconv_plugin.paths import find_config
 from lightconv_plugin.recipes.reproduce.protocol import load_yaml, settings_of
 from lightconv_plugin.recipes.reproduce.training import differences, head
+from tests import programs
 from tests.recipes.conftest import ROOT, script_environment
 from tests.recipes.training.trainings import commands
 
@@ -40,9 +40,7 @@ def kill_when(ready, command, everything):
     process = subprocess.Popen(
         command, env=script_environment(sys.executable), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
-    deadline = time.monotonic() + 600
-    while not ready() and process.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.01)
+    programs.wait_until(ready, process, seconds=600)
     assert process.poll() is None, "it ended before it could be killed"
     for pid in [pid for pid, _ in commands(everything)] if everything else [process.pid]:
         try:

@@ -3,12 +3,12 @@
 import json
 import os
 import signal
-import time
 
 import pytest
 
 from lightconv_plugin.cli.main import main
 from lightconv_plugin.recipes.steps import Steps
+from tests import programs
 from tests.robustness.torture import Fork
 
 
@@ -25,18 +25,8 @@ def reproduce(world):
     return Fork(run, log=world.path / "log", token=str(world.path))
 
 
-def wait_until(holds, process):
-    """Until something holds, or the process has ended."""
-    deadline = time.monotonic() + 120
-    while not holds() and process.poll() is None:
-        time.sleep(0.02)
-        if time.monotonic() > deadline:
-            os.kill(process.pid, signal.SIGKILL)
-            pytest.fail("it takes too long")
-
-
 def end(process):
-    wait_until(lambda: False, process)
+    programs.wait_until(lambda: False, process, seconds=120)
     return process.wait()
 
 
@@ -53,7 +43,7 @@ def held(world, monkeypatch):
 @pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_ends_what_was_started(world, held, kind):
     process = reproduce(world)
-    wait_until((world.runs / "seed1/train.log").exists, process)
+    programs.wait_until((world.runs / "seed1/train.log").exists, process, seconds=120)
     os.kill(process.pid, kind)
     assert end(process) == 130
     said = (world.path / "log").read_text()
@@ -66,12 +56,12 @@ def test_a_signal_ends_what_was_started(world, held, kind):
 def test_after_a_kill_the_training_that_goes_on_is_waited_for(world, held):
     process = reproduce(world)
     log = world.runs / "logs/seed1.train.log"
-    wait_until(lambda: log.exists() and "threads" in log.read_text(), process)
+    programs.wait_until(lambda: log.exists() and "threads" in log.read_text(), process, seconds=120)
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
     process = reproduce(world)
     said = world.path / "log"
-    wait_until(lambda: "waiting: another process is working in" in said.read_text(), process)
+    programs.wait_until(lambda: "waiting: another process is working in" in said.read_text(), process, seconds=120)
     held.unlink()
     assert end(process) == 0, said.read_text()
     assert "waiting: another process is working in" in said.read_text()

@@ -131,7 +131,6 @@ HEAD = "# @package _global_\n"
         ("a.yaml", "model: {_name: x}\n", "must begin with the line '# @package _global_'"),
         ("a.yaml", "\ufeff" + HEAD + "model: {_name: x}\n", "begins with a byte order mark (BOM)"),
         ("a.yaml", HEAD + "modle: {_name: x}\n", "a.yaml: there is no group modle, only bmuf, "),
-        ("a.yaml", HEAD + "max_update: 3\n", "a.yaml: there is no group max_update"),
         ("a.yaml", HEAD + "model: dynamicconv\n", "a.yaml: model must hold options, got: 'dynamicconv'"),
         ("a.yaml", HEAD + "- model\n", "must hold groups of options, as those in configs/ do, got: list"),
         ("a.yaml", "", "got: NoneType"),

@@ -24,7 +24,7 @@ from lightconv_plugin.recipes.training import launch as launching
 from lightconv_plugin.recipes.training.launch import LaunchJob, hangup_as_before, watch
 from lightconv_plugin.recipes.training.plan import Plan
 from lightconv_plugin.recipes.training.worker import GAVE_UP, check_same_number, limit_waiting
-from tests import ROOT
+from tests import ROOT, programs
 from tests.robustness.machines import free_port
 
 # Hosts are not forked from this process, where threads of other tests may hold locks.
@@ -162,8 +162,7 @@ leave()
 
 def test_a_process_that_is_done_is_not_aborted_for_what_its_threads_do():
     """As fairseq's, which reads the next batches; Python's own end would abort it nearly always."""
-    done = subprocess.run([sys.executable, "-c", LEAVING], capture_output=True, text=True, cwd=ROOT)
-    assert (done.returncode, done.stdout) == (0, "end at exit\n"), done.stderr
+    assert programs.run(sys.executable, "-c", LEAVING).stdout == "end at exit\n"
 
 
 LOGGING = """
