@@ -286,6 +286,8 @@ class RetainableDropout(Dropout, FairseqDropout):
         if retain_dropout_modules is not None:
             side = "Encoder" if "encoder" in name.split(".") else "Decoder"
             ours = {f"LightConv{side}": f"Mixer{side}", **_UPSTREAM_CONVOLUTIONS}
+            for part in side, f"{side}Layer":  # fairseq's, which the classes here extend
+                ours |= dict.fromkeys((f"Transformer{part}", f"Transformer{part}Base"), f"Mixer{part}")
             # Upstream's layer includes what is a block of its own here.
             ours[f"LightConv{side}Layer"] = "ConvBlock" if self.module_name == "ConvBlock" else f"Mixer{side}Layer"
             retain_dropout_modules = [ours.get(kind, kind) for kind in retain_dropout_modules]

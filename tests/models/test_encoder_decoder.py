@@ -259,12 +259,14 @@ def test_every_dropout_module_is_the_plugin_s_own():
             {f"{side}.layers.0.self_attn.conv" for side in ("encoder", "decoder")},
         ),
         (["MixerEncoderLayer"], {"encoder.layers.0"}),
+        (["TransformerModel", "TransformerEncoder", "TransformerDecoder"], {"encoder", "decoder"}),
+        (["TransformerEncoderLayer", "TransformerDecoderLayerBase"], {"encoder.layers.0", "decoder.layers.0"}),
         (["ConvBlock"], {"encoder.layers.0.self_attn", "decoder.layers.0.self_attn"}),
         ("LightConvEncoder, DynamicConv1dTBC", {"encoder", "decoder.layers.0.self_attn.conv"}),  # a command's text
     ],
 )
 def test_dropout_is_retained_by_upstreams_names(names, kept):
-    """--retain-dropout-modules with the classes of fairseq's LightConv, or with ours."""
+    """--retain-dropout-modules with the classes of fairseq's LightConv, of its Transformer, or with ours."""
     one = {"encoder_layers": 1, "encoder_kernel_size_list": [3], "decoder_layers": 1, "decoder_kernel_size_list": [3]}
     model = build(encoder_conv_type="lightweight", **one)
     model.make_generation_fast_(retain_dropout=True, retain_dropout_modules=names)

@@ -128,6 +128,22 @@ def test_hydra_train_then_generate(data, tmp_path):
     assert "Generate test with beam=2" in log
 
 
+def test_hydra_train_without_a_file(data, tmp_path):
+    """docs/faq.md: `model=NAME` is read before fairseq imports the plugin, an option of the model after it."""
+    command = [
+        f"common.user_dir={USER_DIR}", "common.cpu=true", "common.log_format=json", "common.log_interval=1",
+        "task=translation", f"task.data={data}", "criterion=cross_entropy", "optimizer=adam", "dataset.max_tokens=200",
+        "dataset.num_workers=0", "dataset.disable_validation=true", "optimization.max_update=1",
+        "checkpoint.no_save=true", f"hydra.run.dir={tmp_path}",
+    ]  # fmt: skip
+    size = ["encoder_embed_dim=16", "encoder_layers=1", "decoder_layers=1"]
+    size += [f"{side}_kernel_size_list=[3]" for side in ("encoder", "decoder")]
+    name = "dynamicconv_iwslt_de_en"
+    log = run("hydra-train", *command, f"+model._name={name}", *(f"+model.{option}" for option in size))
+    assert len(updates(log)) == 1
+    assert f"Could not find 'model/{name}'" in run("hydra-train", *command, f"model={name}", fails=True)
+
+
 USERS = """\
 from fairseq.models import register_model_architecture
 
