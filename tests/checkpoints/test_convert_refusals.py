@@ -107,6 +107,10 @@ BROKEN = {
         lambda c: c["model"].update({"encoder.version": torch.ones(0)}),
         "the parameters do not belong to dynamicconv",
     ),
+    "version-that-is-complex": (
+        lambda c: c["model"].update({"encoder.version": torch.ones(1, dtype=torch.complex64)}),
+        "the parameters do not belong to dynamicconv",
+    ),
     "layers": (
         lambda c: model_of(c).update(encoder_layers="x"),
         "Integer full_key: encoder_layers" if NAMED else "to Integer",
