@@ -216,7 +216,7 @@ def check_new_directory(path: Path, force: bool, kind: DirectoryKind) -> None:
 
 
 def check_replaceable(directory: Path) -> None:
-    """Raise InputError for a directory that `atomic_directory` cannot put another one in the place of."""
+    """Raise InputError for a directory that `atomic_directory` cannot make, or put another one in the place of."""
     path = Path(os.path.realpath(directory))
     if os.path.ismount(path):
         raise InputError(f"{directory} is a mount point, which cannot be replaced: name a new directory in it")
@@ -226,6 +226,10 @@ def check_replaceable(directory: Path) -> None:
                 f"{directory} is or contains the working directory, which cannot be replaced: name another one, or run "
                 "the command elsewhere"
             )
+    if not path.parent.is_dir():
+        raise InputError(f"cannot write {directory}: there is no folder {path.parent}")
+    if not os.access(path.parent, os.W_OK):
+        raise InputError(f"cannot write {directory}: the folder {path.parent} is read-only")
 
 
 @contextlib.contextmanager
@@ -243,8 +247,6 @@ def atomic_directory(path: Path, replace: bool = False) -> Iterator[Path]:
     """
     check_replaceable(path)
     path = Path(os.path.realpath(path))
-    if not path.parent.is_dir():
-        raise InputError(f"cannot write {path}: there is no folder {path.parent}")
     _remove_abandoned(path)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
     temporary.mkdir()

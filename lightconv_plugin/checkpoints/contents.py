@@ -16,8 +16,8 @@ _SECTIONS = ("model", "task", "common", "checkpoint")
 def check_contents(path: Path, state: Any) -> None:
     """Raises InputError unless `state`, loaded from `path`, has parameters and each part of it has the right type.
 
-    The parameters must be dense tensors in memory with texts as names. "cfg", "args", "optimizer_history" and
-    "extra_state" may be missing or None.
+    The parameters must be dense tensors in memory with texts as names, none larger than the file. "cfg", "args",
+    "optimizer_history" and "extra_state" may be missing or None.
     """
     if not isinstance(state, dict) or not isinstance(state.get("model"), dict) or not state["model"]:
         raise InputError(f"{path} is not a checkpoint of fairseq: it has no parameters under 'model'")
@@ -50,6 +50,10 @@ def _check_parameter(path: Path, key: Any, value: Any) -> None:
         raise InputError(f"{path}: {shown(key)} must be a dense tensor, got {value.layout}")
     if value.device.type != "cpu":
         raise InputError(f"{path}: {shown(key)} must have values, got a tensor on the {value.device.type} device")
+    # A few bytes can be repeated to any size, which would then be filled with them.
+    size = value.numel() * value.element_size()
+    if size > value.untyped_storage().nbytes() and size > path.stat().st_size:
+        raise InputError(f"{path}: {shown(key)} has {size:,} bytes, more than the file")
 
 
 def _check_settings(path: Path, state: dict) -> None:

@@ -238,7 +238,7 @@ def our_state(model: Model, state: Mapping[str, Any]) -> dict[str, Any]:
     parameters = dict(state)
     try:
         model.module.upgrade_state_dict(parameters)
-    except (IndexError, RuntimeError) as error:  # its rules expect tensors of the right shapes
+    except (IndexError, RuntimeError, TypeError) as error:  # its rules expect tensors of the right shapes and types
         raise InputError(f"the parameters do not belong to {model.architecture}: {error}") from error
     expected = model.module.state_dict()
     for what, names in (

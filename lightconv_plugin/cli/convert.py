@@ -15,7 +15,7 @@ def run(args: argparse.Namespace) -> int:
         from lightconv_plugin.checkpoints.conversion import convert
         from lightconv_plugin.checkpoints.loading import torch_save
 
-        if args.output.exists() and args.output.samefile(args.input):
+        if args.input.exists() and args.output.exists() and args.output.samefile(args.input):
             raise InputError(f"{args.output} is also the file to convert: choose another name")
         check_new_file(args.output, args.force)
         converted, said = convert(args.input, args.to)

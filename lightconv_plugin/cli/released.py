@@ -8,6 +8,7 @@ from pathlib import Path
 
 from lightconv_plugin.errors import InputError
 from lightconv_plugin.progress import say
+from lightconv_plugin.recipes.data.options import place
 
 DESCRIPTION = """\
 Without NAME, lists the released models. With NAME, downloads a model, unpacks it, and exports it to a directory with
@@ -99,7 +100,9 @@ def add_parser(commands) -> None:
     parser.add_argument(
         "--dtype", choices=("float32", "int8"), help="type of the weights (default: as exported before, else float32)"
     )
-    parser.add_argument("--url", metavar="PLACE", help="address or folder that has upstream's files, such as a mirror")
+    parser.add_argument(
+        "--url", type=place, metavar="PLACE", help="address or folder that has upstream's files, such as a mirror"
+    )
     parser.add_argument("--file", type=Path, metavar="FILE", help="the archive, or TaLK's checkpoint, if you have it")
     parser.add_argument("--test-file", type=Path, metavar="FILE", help="the archive of the test set, if you have it")
     parser.add_argument("--clear", action="store_true", help="delete NAME, or without NAME all models and records")

@@ -26,6 +26,7 @@ from lightconv_plugin.scoring.measuring import Scored, score, with_facts
 from lightconv_plugin.scoring.perplexity import parse_eval_lm_log
 from lightconv_plugin.scoring.significance import SAMPLES
 
+FILES = ("gen", "sys", "ref", "raw_ref", "against", "log", "checkpoint")
 TEXT_OPTIONS = ("gen", "sys", "ref", "remove_bpe", "speed")
 # The options of each metric.
 OPTIONS = {
@@ -38,6 +39,10 @@ OPTIONS = {
 def run(args: argparse.Namespace) -> int:
     _check_options(args)
     if args.output:
+        for name in FILES:
+            file = getattr(args, name)
+            if file and file.exists() and args.output.is_file() and args.output.samefile(file):
+                raise InputError(f"--output {args.output} is the file of --{name.replace('_', '-')}")
         check_new_file(args.output, args.force)
     facts: dict[str, float | str | None] = {"parameters": count_parameters(args.checkpoint)} if args.checkpoint else {}
     if args.metric == "perplexity":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bz2
 import contextlib
+import errno
 import fnmatch
 import gzip
 import lzma
@@ -21,8 +22,9 @@ from lightconv_plugin.errors import CorpusError
 _BLOCK = 1 << 20
 _OPENERS: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 _SHORT = {".tgz": ".tar.gz", ".tbz2": ".tar.bz2", ".tbz": ".tar.bz2", ".txz": ".tar.xz"}
-# What the standard library raises for truncated or damaged data; ValueError: a name with bytes that no name has.
-_DAMAGE = (EOFError, OSError, ValueError, zlib.error, lzma.LZMAError, tarfile.TarError, zipfile.BadZipFile)
+# What the standard library raises for truncated or damaged data; ValueError: a name with bytes that no name has;
+# IndexError: an empty name in a zip.
+_DAMAGE = (EOFError, OSError, ValueError, IndexError, zlib.error, lzma.LZMAError, tarfile.TarError, zipfile.BadZipFile)
 
 
 class Member(NamedTuple):
@@ -71,7 +73,7 @@ def _damage(archive: Path) -> Iterator[None]:
     except NotImplementedError as error:  # a compression that this Python does not know
         raise CorpusError(f"{archive} cannot be unpacked: {error}") from error
     except _DAMAGE as error:
-        if isinstance(error, OSError) and error.errno is not None:
+        if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):  # EINVAL: a place before the archive
             raise
         raise CorpusError(f"{archive} is cut short or damaged: {error}") from error
 

@@ -92,6 +92,8 @@ def _open(address: str, part: Path, start: int, otherwise: str) -> http.client.H
         if temporary:
             raise _Interrupted(reason) from None
         raise InputError(f"cannot download {address} ({reason}): {otherwise}") from None
+    except ValueError as error:  # an address that is none, perhaps that of a redirect
+        raise InputError(f"cannot download {address} ({error}): {otherwise}") from None
     except (OSError, http.client.HTTPException) as error:
         raise _Interrupted(str(getattr(error, "reason", error))) from None
 
@@ -120,8 +122,7 @@ def _receive(address: str, part: Path, otherwise: str) -> None:
             start = 0  # the server does not support ranges and sends the whole file
         elif not response.headers.get("Content-Range", "").startswith(f"bytes {start}-"):
             raise _started_over(part)
-        length = response.headers.get("Content-Length")
-        end = start + int(length) if length else None
+        end = None if response.length is None else start + response.length
         bar = progress(total=end, initial=start, desc=f"  {part.stem}", unit="B", unit_scale=True)
         try:
             with part.open("ab" if start else "wb") as file, bar:

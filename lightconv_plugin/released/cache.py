@@ -104,13 +104,13 @@ def clear(name: str | None = None) -> tuple[int, list[str]]:
     Returns the number of bytes freed and, without a name, what else is in the folder and stays.
     """
     freed = 0
-    for path in _folders(find(name)) if name else _own():
+    for path in _own() if name is None else _folders(find(name)):
         freed += size(path)
         if path.is_dir():
             shutil.rmtree(path.resolve())
         if path.is_symlink() or path.is_file():  # files.json, or a link: its folder is gone
             path.unlink()
-    if name or not home().is_dir():
+    if name is not None or not home().is_dir():
         return freed, []
     left = sorted(path.name for path in home().iterdir())
     with contextlib.suppress(OSError):  # it has other files, or is a link, to a larger disk, say, to be used again

@@ -136,5 +136,5 @@ def find(name: str) -> Model:
     if name not in MODELS:
         alike = difflib.get_close_matches(name, MODELS, n=3, cutoff=0.5)
         hint = f"did you mean {' or '.join(alike)}?" if alike else "lightconv released lists them"
-        raise InputError(f"there is no released model {name}: {hint}")
+        raise InputError(f"there is no released model {name or repr(name)}: {hint}")
     return MODELS[name]

@@ -6,15 +6,16 @@ A log that is truncated, mixed from two runs or lacks sentences would give a BLE
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 from lightconv_plugin.errors import InputError
 
-SENTENCE = re.compile(r"([THD])-(\d+)\t(.*)", re.DOTALL)
+SENTENCE = re.compile(r"([THD])-(\d{1,18})\t(.*)", re.DOTALL)
 LAST_LINE = re.compile(r"(?:\| )?Generate \S+ with beam=\d+: ")  # the bar: from 2019 and before
 # The complete line, with any of fairseq's scorers: "BLEU4 = …)", "WER: 12.34".
 WHOLE = re.compile(r".*: (?:BLEU.*\)|(?!BLEU).*\d)")
-TRANSLATED = re.compile(r"Translated ([\d,]+) sentences \((?:[^)]*\) in [\d.]+s \(([\d.]+) sentences/s)?")
+TRANSLATED = re.compile(r"Translated (\d[\d,]*) sentences \((?:[^)]*\) in [\d.]+s \((\d+\.\d+) sentences/s)?")
 EXAMPLES = re.compile(r" \S+-\S+ (\d+) examples$")
 MESSAGE = re.compile(r"\r|\d{4}-\d\d-\d\d \d\d:\d\d:\d\d \| [A-Z]+ \| |(?:DEBUG|INFO|WARNING|ERROR):[\w.]+:")
 FAIRSEQS = "fairseq's generator"
@@ -119,10 +120,11 @@ def _checked(
     number = max(max(of_kind, default=-1) for of_kind in texts.values()) + 1
     kinds = ["T", "H"] + (["D"] if texts["D"] else [])
     for kind in kinds:
-        missing = [i for i in range(number) if i not in texts[kind]]
+        missing = number - len(texts[kind])
         if missing:
-            some = ", ".join(f"{kind}-{i}" for i in missing[:5]) + (" …" if len(missing) > 5 else "")
-            raise InputError(f"{name}: {len(missing)} of {number} sentences have no {kind}- line: {some} {LAST_BATCH}")
+            first = islice((i for i in range(number) if i not in texts[kind]), 5)  # a damaged number may be huge
+            some = ", ".join(f"{kind}-{i}" for i in first) + (" …" if missing > 5 else "")
+            raise InputError(f"{name}: {missing} of {number} sentences have no {kind}- line: {some} {LAST_BATCH}")
     for who, count in counts.items():
         if count != number:
             raise InputError(f"{name}: fairseq-generate says that {who} {count} sentences, not {number} {LAST_BATCH}")

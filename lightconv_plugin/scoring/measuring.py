@@ -211,7 +211,7 @@ def check_binarised(data: Path, subset: str) -> None:
     if not binary and any(map(raw.fullmatch, names)):
         raise InputError(f"{data} has {subset} as raw text: make binary data without --dataset-impl raw")
     inner = data / "data-bin"
-    if not binary and next(inner.glob(f"{subset}.*"), None):
+    if not binary and any(path.name.startswith(f"{subset}.") for path in inner.glob("*")):
         raise InputError(f"{data} has its binarised data in a folder of its own: name {inner}")
 
 

@@ -105,6 +105,8 @@ def compare(
 
     The seed is sacreBLEU's, 12345, or $SACREBLEU_SEED: the same texts give the same numbers on every run, unless it is
     "none". sacreBLEU takes 0 for none.
+
+    Raises InputError for another seed, or if the memory does not suffice for the samples.
     """
     from sacrebleu.significance import PairedTest
 
@@ -113,14 +115,18 @@ def compare(
         raise InputError(f"SACREBLEU_SEED must be a whole number from 1, or none, got {seed!r}")
     found, signatures = {}, {}
     for name, ours in system.items():
-        test = PairedTest(
-            [("other", other[name].hypotheses), ("system", ours.hypotheses)],  # sacreBLEU's baseline comes first
-            {name: ours.metric},
-            [ours.references],
-            test_type="bs",
-            n_samples=samples,
-        )
-        signature, scores = test()
+        try:
+            test = PairedTest(
+                [("other", other[name].hypotheses), ("system", ours.hypotheses)],  # sacreBLEU's baseline comes first
+                {name: ours.metric},
+                [ours.references],
+                test_type="bs",
+                n_samples=samples,
+            )
+            signature, scores = test()
+        except MemoryError:  # for the sentences of all samples at once
+            size = f"{samples:,} of {len(ours.hypotheses):,} sentences"
+            raise InputError(f"not enough memory for `samples` {size}: give fewer") from None
         results: dict[str, Any] = {key: value for key, value in scores.items() if key != "System"}
         ((key, (baseline, result)),) = results.items()
         found[name] = Comparison(

@@ -107,6 +107,10 @@ BROKEN = {
         lambda c: c["model"].update({"encoder.version": torch.ones(0)}),
         "the parameters do not belong to dynamicconv",
     ),
+    "version-that-is-complex": (
+        lambda c: c["model"].update({"encoder.version": torch.ones(1, dtype=torch.complex64)}),
+        "the parameters do not belong to dynamicconv",
+    ),
     "layers": (
         lambda c: model_of(c).update(encoder_layers="x"),
         "Integer full_key: encoder_layers" if NAMED else "to Integer",
@@ -163,6 +167,8 @@ def test_the_same_layout_and_the_same_file_are_refused(their_task, tmp_path, cap
     assert run(source, tmp_path / "link.pt", "--to", "fairseq") == 2
     assert "is also the file to convert: choose another name" in capsys.readouterr().err
     assert source.read_bytes() == before
+    assert run(tmp_path / "none.pt", source, "--to", "fairseq", "--force") == 2
+    assert f"no such checkpoint: {tmp_path}/none.pt" in capsys.readouterr().err
 
 
 def test_what_fairseq_logs_while_it_is_imported_is_not_shown(tmp_path):

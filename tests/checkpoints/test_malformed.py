@@ -19,6 +19,7 @@ PARAMETERS = {
     "sparse": ("x", torch.ones(2, 2).to_sparse(), "x must be a dense tensor, got torch.sparse_coo"),
     "csr": ("x", torch.ones(2, 2).to_sparse_csr(), "x must be a dense tensor, got torch.sparse_csr"),
     "meta": ("x", torch.ones(2, device="meta"), "x must have values, got a tensor on the meta device"),
+    "repeated": ("x", torch.ones(1).expand(10**13), "x has 40,000,000,000,000 bytes, more than the file"),
     "nested": ("x", nested(), "x must be a dense tensor, got a nested tensor"),
 }
 PARTS = {
@@ -56,6 +57,12 @@ def test_a_name_of_a_parameter_is_shown_on_one_line(tmp_path):
     with pytest.raises(InputError) as error:
         averaging.load_checkpoint(path)
     assert "\n" not in str(error.value) and len(str(error.value)) < 600
+
+
+def test_a_value_may_be_repeated_within_reason(tmp_path, output):
+    path = save(tmp_path / "a.pt", {"w": torch.ones(1).expand(9)})
+    assert lightconv("--inputs", path, "--output", output) == 0
+    assert torch.load(output)["model"]["w"].tolist() == [1.0] * 9
 
 
 def test_parts_may_be_missing(tmp_path, output):

@@ -99,3 +99,15 @@ def test_a_directory_is_replaced_by_its_own_kind(files, force, said, tmp_path):
         return
     with pytest.raises(InputError, match=said):
         check_new_directory(tmp_path / "d", force, kind)
+
+
+def test_a_directory_that_cannot_be_made_is_refused_before_any_work(tmp_path, monkeypatch):
+    kind = DirectoryKind("a kind", lambda path: True, ("*",))
+    (tmp_path / "file").touch()
+    (tmp_path / "link").symlink_to(tmp_path / "gone")
+    for name, missing in (("none/d", "none"), ("file/d", "file"), ("link/d", "gone")):
+        with pytest.raises(InputError, match=f"cannot write .*/{name}: there is no folder {tmp_path / missing}"):
+            check_new_directory(tmp_path / name, False, kind)
+    monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may write anywhere
+    with pytest.raises(InputError, match=f"cannot write .*/d: the folder {tmp_path} is read-only"):
+        check_new_directory(tmp_path / "d", False, kind)

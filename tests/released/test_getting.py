@@ -155,6 +155,14 @@ def test_what_the_cache_has_of_the_users_own_stays_and_is_named(home, lightconv)
     assert f"left in {home}, not of a released model: my-model, notes.txt" in err
 
 
+def test_an_empty_name_clears_nothing(home, lightconv):
+    """As of a variable of the shell that is not set."""
+    fill(home)
+    _, err = lightconv("released", "", "--clear", status=2)
+    assert err == "lightconv released: error: there is no released model '': lightconv released lists them\n"
+    assert (home / MODEL.folder / "file").exists() and (home / "files.json").exists()
+
+
 def test_a_model_that_is_linked_can_be_cleared_and_fetched_again(server, home, lightconv, tmp_path):
     get(lightconv, server)
     (home / MODEL.folder).rename(tmp_path / "disk")

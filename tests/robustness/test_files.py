@@ -341,6 +341,24 @@ def test_a_link_to_a_disk_that_is_not_there_is_no_file(tmp_path):
     check_folder(link / "mine")
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("prepare", "smoke", "--out", "{link}"),
+        ("prepare", "smoke", "--data", "{link}/text"),
+        ("distill", "teacher", "data", "--out", "{link}/new"),
+        ("released", "--url", "{link}"),
+    ],
+    ids=lambda command: f"{command[0]}-{command[-2]}",
+)
+def test_a_link_to_a_disk_that_is_not_there_is_not_followed(command, tmp_path, refusal):
+    """Nothing is made where the disk would be."""
+    (tmp_path / "link").symlink_to(tmp_path / "disk")
+    said = refusal(*(word.format(link=tmp_path / "link") for word in command))
+    assert f"error: {tmp_path}/link is a link to {tmp_path}/disk, which does not exist: name a folder" in said
+    assert [path.name for path in tmp_path.iterdir()] == ["link"]
+
+
 def test_text_with_names_that_are_not_utf8_is_written_as_json_reads_it(tmp_path):
     name = os.fsdecode(b"gr\xfcn")
     with atomic_write(tmp_path / "file") as file:

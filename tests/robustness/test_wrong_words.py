@@ -37,6 +37,7 @@ WRONG = {
     "probability": ("", "x", "nan", "0", "1", "-0.1", "1e9"),
     "language": ("", "zh-cn", "../x", "a.b"),
     "folder": ("",),
+    "folder_as_typed": ("",),
     "place": ("",),
     "expected_size": ("", "nonsense", "train:1", "train:x:1", "train:1:-1"),
 }

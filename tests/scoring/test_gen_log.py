@@ -76,6 +76,14 @@ BROKEN = {
         ["INFO | data-bin test de-en 8 examples", *log_of(SENTENCES, SENTENCES)[1:]],
         "the data has 8 sentences, not 10",
     ),
+    "a-number-beyond-any-text": (
+        [re.sub(r"^H-5\t", "H-999999999999\t", s) for s in log_of(SENTENCES, SENTENCES)],
+        "999999999990 of 1000000000000 sentences have no T- line: T-10, T-11, T-12, T-13, T-14 …",
+    ),
+    "a-number-of-too-many-digits": (
+        [re.sub(r"^H-5\t", f"H-{'9' * 5000}\t", s) for s in log_of(SENTENCES, SENTENCES)],
+        "1 of 10 sentences have no H- line: H-5",
+    ),
     "one-line-cut": (
         [re.sub(r"^H-5\t.*", "H-5\t-0.53", s) for s in log_of(SENTENCES, SENTENCES)],
         "H-5 has a score and",

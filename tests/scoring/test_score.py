@@ -376,6 +376,17 @@ def test_wrong_files(options, said, tmp_path, monkeypatch, capsys):
     assert said in refused(capsys, *options, "--lang", "de")
 
 
+@pytest.mark.parametrize("option", ["gen", "sys", "ref", "raw-ref", "against", "checkpoint"])
+def test_what_is_scored_is_not_replaced(option, files, tmp_path, capsys):
+    """Not even with --force, nor by a link."""
+    path, link = write(tmp_path / "scored", SENTENCES), tmp_path / "link"
+    link.symlink_to(path)
+    options = ["--gen", path] if option == "gen" else [*files(SENTENCES, SENTENCES), f"--{option}", path]
+    said = refused(capsys, *options, "--lang", "de", "--output", link, "--force")
+    assert f"--output {link} is the file of --{option}" in said
+    assert path.read_text(encoding="utf-8").splitlines() == SENTENCES
+
+
 @pytest.mark.parametrize("lang", ["xx", "german", "DE", "xx_DE", ""])
 def test_a_language_without_rules_is_refused(lang, files, capsys):
     said = refused(capsys, *files(["a"], ["a"]), "--lang", lang, "--detok", "moses")

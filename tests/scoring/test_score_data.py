@@ -102,6 +102,13 @@ def test_a_language_without_rules_is_scored_by_those_of_its_tokens(corpus, files
     assert "Moses has no rules for the language 'vi'" in said
 
 
+@pytest.mark.parametrize("subset", ["/x", "**", "[", "t*"])
+def test_a_subset_is_a_name_and_no_pattern(subset, corpus, files, capsys):
+    data = corpus("en-de")
+    said = refused(capsys, *files(TOKENISED, TOKENISED), "--data", data, "--subset", subset)
+    assert f"{data} has no subset {subset}; it has test" in said
+
+
 def test_raw_training_text_is_no_reference(corpus):
     """Pairs of it were left out, or encoded several times."""
     data = corpus("en-de")

@@ -109,6 +109,15 @@ def test_a_seed_that_is_no_number_from_1_is_refused(seed, files, against, monkey
     assert "|seed:none|" in got["chrf"]["signature"]
 
 
+def test_samples_beyond_the_memory_are_one_line(files, against, monkeypatch, capsys):
+    def full(*given, **options):
+        raise MemoryError
+
+    monkeypatch.setattr(PairedTest, "__init__", full)  # as numpy does, for an array of samples × sentences
+    said = refused(capsys, *files(GOOD, REFERENCES), *against(BAD), "--detok", "none", "--samples", "2000000000")
+    assert "not enough memory for --samples 2,000,000,000 of 80 sentences: give fewer" in said
+
+
 @pytest.mark.parametrize("options", [["--lowercase"], ["--compound-split"]], ids=["lowercase", "compounds"])
 def test_both_sides_are_prepared_alike(options, files, against, capsys):
     shouted = [re.sub("[a-z]", lambda m: m[0].upper(), line) if "--lowercase" in options else line for line in GOOD]

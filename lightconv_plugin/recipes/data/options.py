@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 from lightconv_plugin.arguments import natural, positive
 from lightconv_plugin.cgroups import cores
 from lightconv_plugin.errors import InputError
+from lightconv_plugin.files import check_folder
 from lightconv_plugin.paths import workspace
 
 SPLITS = ("train", "valid", "test")
@@ -27,8 +28,13 @@ def folder_as_typed(text: str) -> Path:
 
 
 def folder(text: str) -> Path:
-    """The absolute path of a folder, without links."""
-    return folder_as_typed(text).resolve()
+    """The absolute path of a folder, without links.
+
+    Raises InputError for a file, and for a broken link, such as to a disk that is not mounted.
+    """
+    path = folder_as_typed(text).absolute()
+    check_folder(path)
+    return path.resolve()
 
 
 def place(text: str) -> str:

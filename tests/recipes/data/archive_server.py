@@ -23,6 +23,7 @@ class ArchiveServer(http.server.ThreadingHTTPServer):
     errors     path → statuses to answer with first
     redirects  path → the address to which it has moved
     slow       path → bytes a second
+    lengths    path → what the header Content-Length says
     ranges     False: a server that does not know ranges
     """
 
@@ -33,7 +34,7 @@ class ArchiveServer(http.server.ThreadingHTTPServer):
         self.files = dict(files)
         self.address = f"http://127.0.0.1:{self.server_port}"
         self.requests, self.cuts, self.stalls, self.errors, self.slow, self.ranges = [], {}, {}, {}, {}, True
-        self.redirects = {}
+        self.redirects, self.lengths = {}, {}
 
     def handle_error(self, request, client_address):
         pass  # a client that was killed
@@ -58,7 +59,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self.send_response(206 if start else 200)
         if start:
             self.send_header("Content-Range", f"bytes {start}-{len(data) - 1}/{len(data)}")
-        self.send_header("Content-Length", str(len(data) - start))
+        self.send_header("Content-Length", server.lengths.get(path, str(len(data) - start)))
         self.end_headers()
         body = data[start:]
         if server.cuts.get(path):

@@ -114,6 +114,18 @@ def test_names_that_are_none_are_damage(archive, tmp_path):
             unpack(path, tmp_path / "out", ["*"], 100)
 
 
+def test_a_zip_with_an_empty_name_or_a_wrong_place_is_damaged(archive):
+    """By the place of its directory, a file would begin before the archive."""
+    name, place = bytearray(zipped({"x": "y"})), bytearray(ARCHIVES["x.zip"])
+    at = name.index(b"PK\x01\x02")
+    name[at + 28], name[at + 30] = 0, 1  # the lengths of the name, and of what follows it
+    at = place.index(b"PK\x05\x06") + 16
+    place[at : at + 4] = (int.from_bytes(place[at : at + 4], "little") + 10**6).to_bytes(4, "little")
+    for data in (name, place):
+        with pytest.raises(CorpusError, match=r"x\.zip is cut short or damaged"):
+            verify(archive("x.zip", bytes(data)))
+
+
 @pytest.mark.parametrize("name", ["page.tgz", "page.zip", "page.gz", "page.tar", "page.txz"])
 def test_a_web_page_is_no_archive(archive, name):
     with pytest.raises(CorpusError, match="cut short or damaged"):

@@ -195,6 +195,23 @@ def test_a_redirect_to_another_protocol_is_refused(server, tmp_path):
     assert names(tmp_path / "down") == ["SHA256SUMS", "moved.gz"]
 
 
+@pytest.mark.parametrize("place", ["http://[::1", "http://127.0.0.1:1/\u00fc", "http://a..b", "moved"])
+def test_an_address_that_is_none_is_one_line(server, tmp_path, place):
+    """Given or, last, that of a redirect."""
+    server.redirects["moved/x.gz"] = "http://[::1"
+    address = f"{place if '://' in place else f'{server.address}/{place}'}/x.gz"
+    with pytest.raises(InputError, match=r"cannot download http.*/x.gz .*`data` DIR"):
+        fetch(address, "record", tmp_path)
+
+
+@pytest.mark.parametrize("length", ["{0}, {0}", "many"])
+def test_a_length_that_is_no_number_is_none(server, tmp_path, length):
+    """The first, of a proxy that joins equal headers."""
+    server.lengths["file.gz"] = length.format(len(PACKED))
+    fetch(f"{server.address}/file.gz", "record", tmp_path)
+    assert (tmp_path / "down/file.gz").read_bytes() == PACKED
+
+
 KILLED = """
 import argparse, pathlib, sys
 from lightconv_plugin.downloads import download
