@@ -140,7 +140,7 @@ def test_hydra_train_without_a_file(data, tmp_path):
     size += [f"{side}_kernel_size_list=[3]" for side in ("encoder", "decoder")]
     name = "dynamicconv_iwslt_de_en"
     log = run("hydra-train", *command, f"+model._name={name}", *(f"+model.{option}" for option in size))
-    assert len(updates(log)) == 1
+    assert len(logged(log)) == 1
     assert f"Could not find 'model/{name}'" in run("hydra-train", *command, f"model={name}", fails=True)
 
 
