@@ -120,8 +120,10 @@ def choices() -> Table:
 
 def rdrop() -> Table:
     """With the row of another weight."""
-    table, other = scores(_RDROP, "dynamicconv"), load("multi30k_choices/dynamicconv_rdrop_alpha_5")
-    rows = [["DynamicConv, α 1: the configuration", *table.rows[0][1:]], ["DynamicConv, α 5", *_scores(other)]]
+    table, other = scores(_RDROP, "dynamicconv", "transformer"), load("multi30k_choices/dynamicconv_rdrop_alpha_5")
+    ours, attention = table.rows
+    convolution = [["DynamicConv, α 1", *ours[1:]], ["DynamicConv, α 5", *_scores(other)]]
+    rows = [*convolution, [f"{_ATTENTION}, α 1", *attention[1:]]]
     return Table(table.source, table.headers, rows)
 
 
