@@ -1,7 +1,10 @@
 """argparse types and argument groups shared by the commands and the recipes."""
 
 import argparse
+import math
 from pathlib import Path
+
+from lightconv_plugin.files import check_folder
 
 MOST = 2**31 - 1  # of whole numbers: native code holds many of them in 32 bits
 
@@ -22,6 +25,50 @@ def _whole(text: str, least: int) -> int:
     if len(text) > 20 or int(text) > MOST:
         raise argparse.ArgumentTypeError(f"must be at most {MOST:,}, got {text:.40}")
     return int(text)
+
+
+def folder_as_typed(text: str) -> Path:
+    """The path of a folder."""
+    if not text:
+        raise argparse.ArgumentTypeError("must name a folder, got ''")
+    return Path(text)
+
+
+def folder(text: str) -> Path:
+    """The absolute path of a folder, without links.
+
+    Raises InputError for a file, and for a broken link, such as to a disk that is not mounted.
+    """
+    path = folder_as_typed(text).absolute()
+    check_folder(path)
+    return path.resolve()
+
+
+def place(text: str) -> str:
+    """An address without trailing slashes, or the absolute path of a folder."""
+    return text.rstrip("/") if "://" in text else str(folder(text))
+
+
+def number(text: str) -> float:
+    """The text as a number, nan if it is not one."""
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
+
+
+def ratio(text: str) -> float:
+    """A number of at least 1."""
+    if not 1 <= number(text) < math.inf:
+        raise argparse.ArgumentTypeError(f"must be a number of at least 1, got {text!r}")
+    return number(text)
+
+
+def probability(text: str) -> float:
+    """A number above 0 and below 1."""
+    if not 0 < number(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be a number above 0 and below 1, got {text!r}")
+    return number(text)
 
 
 def places_first(argv: list[str]) -> list[str]:

@@ -91,6 +91,11 @@ def check_writable(path: Path) -> None:
         raise InputError(f"cannot write {path}: the folder {folder} is read-only")
 
 
+def same_file(path: Path, other: Path) -> bool:
+    """Whether both are names of one file, so that writing one would replace the other; a device is no file."""
+    return path.is_file() and other.is_file() and path.samefile(other)
+
+
 def check_folder(path: Path) -> None:
     """Raise InputError if no folder can be at `path`: this place, or one above it, is a file or a broken link."""
     for place in (path, *path.parents):

@@ -6,7 +6,7 @@ from pathlib import Path
 from lightconv_plugin.arguments import add_force
 from lightconv_plugin.checkpoints.layouts import LAYOUTS
 from lightconv_plugin.errors import InputError
-from lightconv_plugin.files import check_new_file
+from lightconv_plugin.files import check_new_file, same_file
 from lightconv_plugin.quiet import quietly
 
 
@@ -15,7 +15,7 @@ def run(args: argparse.Namespace) -> int:
         from lightconv_plugin.checkpoints.conversion import convert
         from lightconv_plugin.checkpoints.loading import torch_save
 
-        if args.input.exists() and args.output.exists() and args.output.samefile(args.input):
+        if same_file(args.output, args.input):
             raise InputError(f"{args.output} is also the file to convert: choose another name")
         check_new_file(args.output, args.force)
         converted, said = convert(args.input, args.to)

@@ -3,9 +3,8 @@
 import argparse
 from pathlib import Path
 
-from lightconv_plugin.arguments import natural, positive
+from lightconv_plugin.arguments import folder_as_typed, natural, positive
 from lightconv_plugin.cli.interruptible import interruptible
-from lightconv_plugin.recipes.data.options import folder_as_typed
 
 DESCRIPTION = """\
 Prepares a corpus, trains a DynamicConv and a Transformer, averages checkpoints, translates the test set by beam search

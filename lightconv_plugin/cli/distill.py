@@ -6,11 +6,10 @@ import os
 import shlex
 from pathlib import Path
 
-from lightconv_plugin.arguments import add_force, positive
+from lightconv_plugin.arguments import add_force, folder, folder_as_typed, positive, ratio
 from lightconv_plugin.cli.interruptible import interruptible
 from lightconv_plugin.cli.search_options import add_search_options, add_speed_options
 from lightconv_plugin.quiet import quietly
-from lightconv_plugin.recipes.data.options import folder, folder_as_typed, ratio
 
 DESCRIPTION = """\
 Sequence-level knowledge distillation (Kim & Rush 2016): translates the source side of a training text by beam search

@@ -6,9 +6,9 @@ Standard output of `lightconv released NAME` is the folder of the model alone.
 import argparse
 from pathlib import Path
 
+from lightconv_plugin.arguments import place
 from lightconv_plugin.errors import InputError
 from lightconv_plugin.progress import say
-from lightconv_plugin.recipes.data.options import place
 
 DESCRIPTION = """\
 Without NAME, lists the released models. With NAME, downloads a model, unpacks it, and exports it to a directory with

@@ -3,10 +3,10 @@
 import argparse
 from pathlib import Path
 
+from lightconv_plugin.arguments import folder_as_typed
 from lightconv_plugin.cli.interruptible import interruptible
 from lightconv_plugin.errors import InputError
 from lightconv_plugin.paths import configs_dir
-from lightconv_plugin.recipes.data.options import folder_as_typed
 
 DESCRIPTION = """\
 Prepares the data, trains the configuration with each seed, chooses the number of averaged checkpoints and the length

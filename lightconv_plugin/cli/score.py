@@ -20,7 +20,7 @@ from lightconv_plugin.cli.score_options import (
     warner,
 )
 from lightconv_plugin.errors import InputError
-from lightconv_plugin.files import check_new_file, read_lines, write_text
+from lightconv_plugin.files import check_new_file, read_lines, same_file, write_text
 from lightconv_plugin.scoring.generate_log import parse_gen_log
 from lightconv_plugin.scoring.measuring import Scored, score, with_facts
 from lightconv_plugin.scoring.perplexity import parse_eval_lm_log
@@ -40,8 +40,7 @@ def run(args: argparse.Namespace) -> int:
     _check_options(args)
     if args.output:
         for name in FILES:
-            file = getattr(args, name)
-            if file and file.exists() and args.output.is_file() and args.output.samefile(file):
+            if (file := getattr(args, name)) and same_file(args.output, file):
                 raise InputError(f"--output {args.output} is the file of --{name.replace('_', '-')}")
         check_new_file(args.output, args.force)
     facts: dict[str, float | str | None] = {"parameters": count_parameters(args.checkpoint)} if args.checkpoint else {}

@@ -19,7 +19,7 @@ from lightconv_plugin.arguments import add_force, add_text_options, positive
 from lightconv_plugin.cli import old_words
 from lightconv_plugin.cli.search_options import add_search_options, add_speed_options
 from lightconv_plugin.errors import InputError
-from lightconv_plugin.files import atomic_write, check_new_file
+from lightconv_plugin.files import atomic_write, check_new_file, same_file
 from lightconv_plugin.quiet import quietly
 from lightconv_plugin.text.shortlist import NO_SHORTLIST
 
@@ -97,7 +97,7 @@ def run(args: argparse.Namespace) -> int:
             raise InputError(f"{option}: no such file: {file}")
         if file and file.is_dir():
             raise InputError(f"{option}: {file} is a folder")
-        if file and args.output and args.output.exists() and args.output.samefile(file):
+        if file and args.output and same_file(args.output, file):
             raise InputError(f"--output {args.output} is the {option}")
     if args.output:
         check_new_file(args.output, args.force)

@@ -3,65 +3,19 @@
 from __future__ import annotations
 
 import argparse
-import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
 from typing import Any, NoReturn
 
-from lightconv_plugin.arguments import natural, positive
+from lightconv_plugin.arguments import folder, natural, place, positive, probability, ratio
 from lightconv_plugin.cgroups import cores
 from lightconv_plugin.errors import InputError
-from lightconv_plugin.files import check_folder
 from lightconv_plugin.paths import workspace
 
 SPLITS = ("train", "valid", "test")
 DISTILLED = Path(".steps/teacher.json")  # in a folder that `lightconv distill` fills
-
-
-def folder_as_typed(text: str) -> Path:
-    """The path of a folder."""
-    if not text:
-        raise argparse.ArgumentTypeError("must name a folder, got ''")
-    return Path(text)
-
-
-def folder(text: str) -> Path:
-    """The absolute path of a folder, without links.
-
-    Raises InputError for a file, and for a broken link, such as to a disk that is not mounted.
-    """
-    path = folder_as_typed(text).absolute()
-    check_folder(path)
-    return path.resolve()
-
-
-def place(text: str) -> str:
-    """An address without trailing slashes, or the absolute path of a folder."""
-    return text.rstrip("/") if "://" in text else str(folder(text))
-
-
-def number(text: str) -> float:
-    """The text as a number, nan if it is not one."""
-    try:
-        return float(text)
-    except ValueError:
-        return math.nan
-
-
-def ratio(text: str) -> float:
-    """A number of at least 1."""
-    if not 1 <= number(text) < math.inf:
-        raise argparse.ArgumentTypeError(f"must be a number of at least 1, got {text!r}")
-    return number(text)
-
-
-def probability(text: str) -> float:
-    """A number above 0 and below 1."""
-    if not 0 < number(text) < 1:
-        raise argparse.ArgumentTypeError(f"must be a number above 0 and below 1, got {text!r}")
-    return number(text)
 
 
 def language(text: str) -> str:
